@@ -20,7 +20,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo models test-models page page-check test-page screens test test-programs postgresql test-kernels test-engines test-others test-vllm llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
+.PHONY: help demo models test-models page page-check test-page browser screens test test-programs postgresql test-kernels test-engines test-others test-vllm llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
@@ -218,6 +218,11 @@ endif
 # Where there is no Chromium its tests are skipped, and say so.
 test-page: $(VENV)/.browsing
 	$(BIN)/python -m pytest -m 'page and not slow' tests/page $(PYTEST_ARGS)
+
+# The lightest Chromium of Debian, for root. The tests take any other where this one is not installed.
+browser:
+	command -v chromium-headless-shell || { apt-get update && \
+	    apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=120 chromium-headless-shell; }
 
 # Every state of the page as a picture, in build/screens; ACCEPT=1 also makes them the ones that tests compare with.
 screens: $(VENV)/.browsing

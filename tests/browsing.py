@@ -33,9 +33,9 @@ Json = dict[str, Any]
 WAIT_MS = 30_000  # for what a page comes to, on a slow and busy machine
 WAIT_S = WAIT_MS / 1000
 WIDE = {"width": 1440, "height": 900}
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+# The first one draws the same pages with a third less CPU time: it has no window to draw.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 # Names of other hosts do not resolve, so requests to them fail.
 FLAGS = (
     "--no-sandbox",
@@ -75,7 +75,8 @@ def why_no_browser() -> str:
     """Return the reason why no browser can be started; "" if one can."""
     if importlib.util.find_spec("playwright") is None:
         return "playwright is not installed (make test-page installs it)"
-    return "" if CHROMIUM else "no Chromium is installed (on Debian: apt install chromium)"
+    package = "chromium-headless-shell"
+    return "" if CHROMIUM else f"no Chromium is installed (on Debian: apt install {package})"
 
 
 @contextmanager
