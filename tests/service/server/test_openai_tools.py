@@ -172,9 +172,12 @@ MAIL: dict[str, Any] = {
 
 @pytest.mark.parametrize("strict", [None, False, True])
 def test_a_schema_that_cannot_be_compiled_names_its_tool_and_spares_the_others(
-    served: Served, client: OpenAI, strict: bool | None, caplog: pytest.LogCaptureFixture
+    request: pytest.FixtureRequest,
+    client: OpenAI,
+    strict: bool | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    name = f"mail_{served.client.base_url.port}_{strict}"  # the server logs a warning once a name
+    name = f"mail-{request.node.callspec.id}"  # the server logs a warning once a name
     mail = {**MAIL, "name": name, "strict": strict}
     chat: dict[str, Any] = {
         "model": "chatty", "messages": CHAT, "temperature": 0, "tool_choice": "required",
