@@ -43,3 +43,13 @@ def covering(cases: Sequence[Mapping[str, Hashable]]) -> set[int]:
         missing -= values[best]
         uses.update(values[best])
     return chosen
+
+
+def first_of(cases: Sequence[Any], n: int = 1) -> list[Any]:
+    """Return the values of `parametrize`; all after the first n are `slow`. Tuples are values."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] * (at >= n)
+        )
+        for at, case in enumerate(cases)
+    ]

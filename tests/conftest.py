@@ -196,6 +196,18 @@ def _young() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_load_checks() -> Iterator[None]:
+    """Let the torch engine check kernels with fewer tokens in Triton's interpreter."""
+    if _why_not("kernels"):
+        yield
+        return
+    from load_checks import shortened
+
+    with shortened():
+        yield
+
+
 @pytest.fixture(scope="module")
 def one_load_check() -> Iterator[None]:
     """Let the torch engine check equal models at their first load only."""

@@ -1,6 +1,7 @@
 """Load checks of the torch engine over Triton's interpreter, which need more time than most tests.
 
 A check runs 640 tokens through all kernels. Tests of the kernels load equal models dozens of times.
+The whole check runs in `test_torch_select_backend.py`, as a slow test, and on GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,22 @@ if TYPE_CHECKING:
     from weft.engines.torch import TorchEngine
     from weft.engines.torch.check import PlainOutputs
 
+# Numbers of tokens and rows of a check: enough for two tiles of each kernel.
+SHORT = {"_FAR": 96, "_LONELY": 2, "_CROWDED": 1, "_MANY": 12, "_PROGRAMS": 0, "_COMPARED": 5}
+
 _passed: set[Hashable] = set()
+
+
+@contextmanager
+def shortened() -> Iterator[None]:
+    """Check with fewer tokens and rows in Triton's interpreter; as always on a GPU."""
+    from weft.engines.torch import check
+    from weft.engines.torch.paged import kernel
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, n in SHORT.items() if kernel.is_interpreted() else ():
+            patch.setattr(check, name, n)
+        yield
 
 
 @contextmanager

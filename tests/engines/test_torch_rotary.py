@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
+from cases import first_of  # noqa: E402
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.attention_hook import attach_context  # noqa: E402
@@ -170,7 +171,7 @@ def test_heads_of_many_programs_are_turned(
     assert not elementwise.supports_rotary([heads[0][..., ::2]], cos, sin, axis)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "cohere", "glm", "ernie4_5"])
+@pytest.mark.parametrize("name", first_of(["gemma2", "gpt_neox", "cohere", "glm", "ernie4_5"]))
 def test_owners_classes_stay_what_they_are(name: str) -> None:
     """In one of the files forward is decorated, in the other it is not."""
     model = build(name).to(DEVICE)

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
+from cases import first_of  # noqa: E402
 from families import N_VOCAB, build  # noqa: E402
 from weft._core.sampling.params import SamplingParams  # noqa: E402
 from weft._core.sampling.sampler import BatchSampler, Sampler, draw_batch  # noqa: E402
@@ -42,7 +43,8 @@ def difference(n_vocab: int = 700, dtype: Any = torch.float32) -> str:
 
 
 @pytest.mark.parametrize(
-    ("n_vocab", "dtype"), [(2, torch.float32), (700, torch.bfloat16), (5000, torch.float16)]
+    ("n_vocab", "dtype"),
+    first_of([(2, torch.float32), (700, torch.bfloat16), (5000, torch.float16)], n=2),
 )
 def test_correct_kernels_pass_the_check(n_vocab: int, dtype: Any) -> None:
     assert difference(n_vocab, dtype) == ""
@@ -103,7 +105,7 @@ def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
     return drawn
 
 
-@pytest.mark.parametrize("family", ["llama", "bloom"])
+@pytest.mark.parametrize("family", first_of(["llama", "bloom"]))
 def test_wrong_kernels_fall_back_to_the_host(
     family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,6 +121,7 @@ def test_wrong_kernels_fall_back_to_the_host(
     assert first_tokens(ill) == first_tokens(well)
 
 
+@pytest.mark.slow
 def test_check_runs_once_per_dtype_and_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
     complete = TorchSampler.draw

@@ -19,7 +19,9 @@ from transformers import (  # noqa: E402
     Qwen3NextConfig,
 )
 
+from cases import first_of  # noqa: E402
 from families import build, plain_logits  # noqa: E402
+from load_checks import SHORT  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine, check, select_backend  # noqa: E402
 from weft.engines.torch import engine as torch_engine  # noqa: E402
@@ -35,6 +37,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 CPU = torch.device("cpu")
 DEVICE = CPU if kernel.is_interpreted() else torch.device("cuda")
 IDS = [(7 * i + 3) % 60 for i in range(40)]
+# The numbers of a whole check, read before the tests of a run shorten it.
+SIZES = {name: getattr(check, name) for name in SHORT}
 
 
 class Trial:
@@ -79,7 +83,8 @@ def test_card_has_paged_kv_where_the_model_passes(
 
 
 @pytest.mark.parametrize(
-    "broken", ["kernel", "narrow", "wide", "broad", "merge", "frame", "launch", "late"]
+    "broken",
+    first_of(["kernel", "frame", "narrow", "wide", "broad", "merge", "launch", "late"], n=2),
 )
 def test_card_whose_kernels_fail_has_padded_kv(
     trial: Trial, caplog: pytest.LogCaptureFixture, broken: str
@@ -136,7 +141,10 @@ def test_card_whose_kernels_fail_has_padded_kv(
         (Qwen3NextConfig(num_experts=512, num_experts_per_tok=1), 2048),
     ],
 )
-def test_long_path_fills_large_tiles_of_experts(config: Any, n: int) -> None:
+def test_long_path_fills_large_tiles_of_experts(
+    config: Any, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_FAR", SIZES["_FAR"])
     assert check.long_path_length(config) == n
 
 
@@ -149,6 +157,7 @@ class OutOfResources(Exception):
     [(["broad"], ["wide", "narrow"]), (["broad", "wide"], ["narrow"])]
     + [(["broad", "wide", "narrow"], [])],
 )
+@pytest.mark.slow
 def test_card_whose_processors_have_less_room_has_smaller_tiles(
     trial: Trial, caplog: pytest.LogCaptureFixture, too_large: list[str], there: list[str]
 ) -> None:
@@ -182,4 +191,12 @@ def test_broken_cuda_raises_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_check_has_as_many_programs_as_another_variant_of_tiles_is_for() -> None:
-    assert check._PROGRAMS == kernel._MANY_PROGRAMS
+    assert SIZES["_PROGRAMS"] == kernel._MANY_PROGRAMS
+
+
+@pytest.mark.slow
+def test_whole_check_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, n in SIZES.items():
+        monkeypatch.setattr(check, name, n)
+    engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged")
+    assert isinstance(engine.fragments, PagedBackend)
