@@ -1,7 +1,7 @@
 """Load checks of the torch engine over Triton's interpreter, which need more time than most tests.
 
 A check runs 640 tokens through all kernels. Tests of the kernels load equal models dozens of times.
-The whole check runs in `test_torch_select_backend.py`, as a slow test, and on GPUs.
+A check of full length runs in `test_torch_select_backend.py`, as a slow test, and on GPUs.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 CPU = torch.device("cpu")
 DEVICE = CPU if kernel.is_interpreted() else torch.device("cuda")
 IDS = [(7 * i + 3) % 60 for i in range(40)]
-# The numbers of a whole check, read before the tests of a run shorten it.
+# The numbers of a check of full length, read before the tests of a run shorten it.
 SIZES = {name: getattr(check, name) for name in SHORT}
 
 
@@ -195,7 +195,7 @@ def test_check_has_as_many_programs_as_another_variant_of_tiles_is_for() -> None
 
 
 @pytest.mark.slow
-def test_whole_check_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_full_length_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, n in SIZES.items():
         monkeypatch.setattr(check, name, n)
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged")
