@@ -94,7 +94,9 @@ _FREE_SLOTS = "use shorter or fewer paths (docs/troubleshooting.md#out-of-memory
 
 
 class KVFull(CapacityError):
-    """A path does not fit in the KV budget, even alone.
+    """The KV budget has no room for a path, or for all paths of one `BranchStore` call.
+
+    Other paths were already evicted or preempted where that was possible.
 
     Attributes:
         needed, capacity: numbers of slots.
