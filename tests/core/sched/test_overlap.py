@@ -94,17 +94,17 @@ def test_masks_are_started_before_or_during_the_forward(
 ) -> None:
     """The mask runs during the forward: with overlap, the forward still runs at the draw."""
     log: list[str] = []
-    begin = Masks.begin
+    start = Masks.start
 
     def noting(self: Masks, *given: Any) -> None:
-        log.append("begin")
-        begin(self, *given)
+        log.append("start")
+        start(self, *given)
 
-    monkeypatch.setattr(Masks, "begin", noting)
+    monkeypatch.setattr(Masks, "start", noting)
     rig = make(Noting(LateFake(MemoryEngine()) if late else MemoryEngine(), log))
     rig.drive(constrained(rig.place([1]), 0, Parity(), max_tokens=6))
-    turn = ["forward", "begin", "draw"] if late else ["begin", "forward", "draw"]
-    assert log == ["begin", "forward", "draw", *turn * 5]  # the first draw is the prefill's own
+    turn = ["forward", "start", "draw"] if late else ["start", "forward", "draw"]
+    assert log == ["start", "forward", "draw", *turn * 5]  # the first draw is the prefill's own
 
 
 def test_run_that_has_ended_does_not_draw_another_token(
