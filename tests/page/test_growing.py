@@ -189,6 +189,7 @@ def test_response_after_the_end_event_shows_no_growth(desk: Desk, page: Page) ->
         route.fulfill(response=answer)
 
     page.route("**/generate", answered_late)
+    desk.painted()
     with page.expect_response("**/generate"):
         desk.press("g")
     page.wait_for_timeout(200)
