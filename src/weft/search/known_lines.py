@@ -138,7 +138,7 @@ class KnownLines:
             lm: the model of the nodes.
             rows: the nodes; a node that is listed repeatedly gets as many lines.
             contexts: Python id of a node in `rows` → a key that is equal for equal contexts, and
-                the node whose children are the known lines.
+                the node that has the known lines as children.
             grow: generates lines: `Meter.grow`, or a function like it.
             rng: draws between known lines and others.
             reserve: tokens of the budget to keep for later.

@@ -264,7 +264,7 @@ def _no_warning(*args: Any, **kwargs: Any) -> None:
 
 
 class Head(nn.Module):
-    """A causal LM whose base model and output head run separately.
+    """A causal LM that runs its base model and its output head separately.
 
     The head includes final scaling and soft-caps. It is a shallow copy of the model, in which a
     module that returns given hidden states replaces the base model.

@@ -156,7 +156,7 @@ class KvObject(ResponseModel):
 
     model: str
     prefilled: int  # prompt tokens that the model has run
-    reused: int  # tokens whose KV was cached when work started
+    reused: int  # tokens with KV that was cached when work started
     decoded: int  # generated tokens
     recomputed: int  # tokens run once more, because their KV or logits were evicted
     kv_tokens: int  # tokens with KV on the device
@@ -165,7 +165,7 @@ class KvObject(ResponseModel):
     kv_budget_bytes: int | None  # maximum KV on the device; None: no limit
     offloaded_bytes: int = Field(description="KV in host memory.")
     offload_budget_bytes: int = Field(description="Maximum KV in host memory.")
-    pinned_tokens: int  # tokens whose KV cannot be evicted now
+    pinned_tokens: int  # tokens with KV that cannot be evicted now
     evicted: int  # evictions of nodes of the token tree
     tokens_per_s: float  # generated tokens per second of steps, prefill included
     saved_s: float | None = Field(
