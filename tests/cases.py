@@ -46,7 +46,10 @@ def covering(cases: Sequence[Mapping[str, Hashable]]) -> set[int]:
 
 
 def first_of(cases: Sequence[Any], n: int = 1) -> list[Any]:
-    """Return the values of `parametrize`; all after the first n are `slow`. Tuples are values."""
+    """Return the cases as parameters of a test; all after the first n are marked `slow`.
+
+    A tuple has the values of several arguments.
+    """
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] * (at >= n)

@@ -50,7 +50,7 @@ class Line:
     prefix: the longest prefix that the line shares with known lines, after `follow`. If it is a
         full line, the drawn line is known. Otherwise the next token is not in `prefix.children`.
     tokens, logprobs: the tokens so far, an end token included, and their log-probabilities.
-    start: the node to continue: a child of `node` with the tokens, or `node` itself without any.
+    start: the child of `node` that has the tokens; None while there is none.
     """
 
     node: Heddle
@@ -78,7 +78,10 @@ class Line:
         self.logprobs.append(logprob)
 
     def attach(self, lm: LM, params: SamplingParams) -> Heddle | None:
-        """Add the tokens to the tree as `start`; return `start` unless the line has ended."""
+        """Add the tokens, if there are any, to the tree as `start`.
+
+        Returns the node to continue: `start`, or `node` without tokens. None if the line has ended.
+        """
         if not self.tokens:
             return self.node
         has_ended = self.tokens[-1] in lm.text.stop_ids
@@ -95,7 +98,10 @@ class Line:
         return node if node.finish_reason is None else None
 
     def finish(self, max_tokens: int) -> None:
-        """Join `start` with what was generated below it; remove `start` if nothing was."""
+        """Join `start` with what was generated below it, cut at `max_tokens`.
+
+        Removes `start` if nothing was generated. A line that ended in `attach` does not change.
+        """
         node = self.start
         if node is None or node.finish_reason is not None:
             return
@@ -132,13 +138,15 @@ class KnownLines:
         reserve: int,
         **sampling: Any,
     ) -> Steps[list[Heddle]]:
-        """Draw one line below each listed node, within the budget; return the lines as children.
+        """Draw one line below each listed node; return the lines as children, in any order.
+
+        There may be fewer lines than nodes, because of the budget.
 
         Args:
             lm: the model of the nodes.
             rows: the nodes; a node that is listed repeatedly gets as many lines.
-            contexts: Python id of a node in `rows` → a key that is equal for equal contexts, and
-                the node that has the known lines as children.
+            contexts: Python id of a node in `rows` → a key, and the node that has the known lines
+                as children. Equal contexts have equal keys.
             grow: generates lines: `Meter.grow`, or a function like it.
             rng: draws between known lines and others.
             reserve: tokens of the budget to keep for later.
