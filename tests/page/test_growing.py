@@ -178,7 +178,6 @@ def test_changes_in_one_tab_appear_in_the_other(desk: Desk, page: Page) -> None:
 def test_response_after_the_end_event_shows_no_growth(desk: Desk, page: Page) -> None:
     """The change feed reports the end of the call before the call's response arrives."""
     desk.sets(n=2, max_tokens=4, seed=1)  # of another, both may say the same, on one row
-    desk.open_loom()
 
     def answered_late(route: Route) -> None:
         answer = route.fetch()
@@ -188,8 +187,9 @@ def test_response_after_the_end_event_shows_no_growth(desk: Desk, page: Page) ->
         page.wait_for_timeout(300)
         route.fulfill(response=answer)
 
+    # Chromium may let a request pass that an open page sends right after `route`.
     page.route("**/generate", answered_late)
-    desk.painted()
+    desk.open_loom()
     with page.expect_response("**/generate"):
         desk.press("g")
     page.wait_for_timeout(200)
@@ -225,13 +225,13 @@ def test_growing_a_node_that_has_ended_adds_no_empty_branches(desk: Desk, page: 
     """The model always draws the end token where that is allowed."""
     ends = {str(each): 100 for each in desk.served.service.models.lm().text.stop_ids}
     desk.sets(n=3, max_tokens=4)
-    (node,) = desk.open_loom(n=1, choices=[" yes"])
-    assert desk.nodes()[node]["ended"]
 
     def biased(route: Route) -> None:
         route.continue_(post_data={**route.request.post_data_json, "logit_bias": ends})
 
     page.route("**/generate", biased)
+    (node,) = desk.open_loom(n=1, choices=[" yes"])
+    assert desk.nodes()[node]["ended"]
     desk.visit(node)
     desk.press("g")
     desk.until(lambda: len(desk.nodes()) == 5, "three branches")

@@ -436,10 +436,10 @@ def test_two_tabs_survive_a_reload_and_a_killed_server(
             route.continue_(post_data={**route.request.post_data_json, **program.endless()})
 
         desk.make("Once upon a time", template=False)
+        desk.page.route("**/generate", endless)
         page = desk.visit()
         other = page.context.new_page()
         other.goto(page.url)
-        page.route("**/generate", endless)
         hands.press("g")
         for tab in (page, other):
             expect(tab.locator("article[data-lane]")).to_have_count(2)
