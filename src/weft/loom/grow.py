@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .._core.remedies import OF_BRANCHES, HidesRemedies, remedied
 from .._core.sampling.params import SamplingParams
@@ -407,23 +407,26 @@ def delta(pending: PendingBranch, events: list[Event]) -> Delta:
     child, text = pending.child, pending.text
     assert text is not None
     assert pending.ticket is not None
-    new = [event for event in events if event.token is not None]
-    tokens = tuple([event.token for event in new if event.token is not None])
-    logprobs = tuple([event.logprob for event in new if event.logprob is not None])
-    entropies = tuple([event.entropy for event in new if event.entropy is not None])
-    legal = tuple([event.legal_logmass for event in new if event.legal_logmass is not None])
-    is_over = any(event.token is None for event in events)
+    is_over = events[-1].token is None
+    new = events[:-1] if is_over else events
+    _, tokens, logprobs, entropies, stops, legal = zip(*new, strict=True) if new else ((),) * 6
+    logprobs, entropies, legal = _reported(logprobs), _reported(entropies), _reported(legal)
     texts = tuple([text.push(token) for token in tokens])
     piece = "".join(texts) + (text.flush() if is_over else "")
     pending.append(tokens, (logprobs, entropies, legal), piece)
     if new:
-        pending.stop = new[-1].stop
+        pending.stop = stops[-1]
     if is_over:
         _end_branch(pending)
     reason = child.finish_reason
     if isinstance(pending, RecodedBranch):  # the ids belong to another vocabulary
         return Delta(pending.index, child, (), piece, (), reason, (), ())
     return Delta(pending.index, child, tokens, piece, logprobs, reason, entropies, texts)
+
+
+def _reported(values: tuple[Any, ...]) -> tuple[float, ...]:
+    """Return the values without None, which stands for one that the engine does not report."""
+    return values if None not in values else tuple([value for value in values if value is not None])
 
 
 @deferred_interrupt()

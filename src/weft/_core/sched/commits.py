@@ -215,7 +215,9 @@ class CommitPart(SequencePart):
         self.job = job
         self._numbers = numbers
         self._drafts: dict[int, Sequence[int]] = {}  # by index of the sequence
-        self._rows = [self._row(number, drafts, queues) for number in numbers]
+        self._rows = [
+            self._row(number, drafts.get(item.sequences[number]), queues) for number in numbers
+        ]
         self._n_tokens = self._n_logits = len(self._rows)
         if queues.runs_full_paths or self._drafts:
             self._n_tokens = sum([row.n_tokens for row in self._rows])
@@ -233,10 +235,10 @@ class CommitPart(SequencePart):
         self._result: DrawResult | None = None
         job.outstanding += 1
 
-    def _row(self, number: int, drafts: Mapping[TokenSequence, Draft], queues: JobQueues) -> Row:
+    def _row(self, number: int, draft: Draft | None, queues: JobQueues) -> Row:
         """Return the row of one sequence; store its draft tokens in `_drafts`."""
         sequence, token = self.job.item.sequences[number], self.job.item.tokens[number]
-        n_before, draft = len(sequence.tokens), drafts.get(sequence)
+        n_before = len(sequence.tokens)
         if draft is not None and sequence.tail is not None:
             n = sequence.tail.reserved - sequence.tail.fragment.length - 1  # memory may be short
             if tokens := draft.tokens[: max(n, 0)]:

@@ -180,10 +180,11 @@ class Scheduler:
 
     def _step(self) -> None:
         """The body of `step`."""
-        started, measured_from = time.perf_counter(), self._clock()
+        started, measured_from = time.perf_counter(), 0.0
         speculation = self.queues.speculation
-        if speculation is not None and speculation.model is not None:
-            self._propose_drafts(speculation, speculation.model)
+        if speculation is not None:
+            if speculation.model is not None:
+                self._propose_drafts(speculation, speculation.model)
             measured_from = self._clock()
         with self.lock:
             n_events, n_transitions = self._receive_and_admit()
@@ -195,7 +196,8 @@ class Scheduler:
             self._process_outputs(launched)
         if self.in_flight is not None:  # its samplers have accepted the previous step's tokens now
             engine_s += self._draw_overlapped(self.in_flight)
-        self._measure_decoding(to_finish, measured_from)
+        if speculation is not None:
+            self._measure_decoding(speculation, to_finish, measured_from)
         self.counters.plan_s += scheduled - started
         self.counters.forward_s += engine_s
         self.counters.deliver_s += time.perf_counter() - scheduled - engine_s
@@ -210,18 +212,19 @@ class Scheduler:
         if len(runs) <= MAX_RUNS:
             model.propose(runs, speculation.costs, speculation.min_gain)
 
-    def _measure_decoding(self, finished: list[ScheduledStep], started: float) -> None:
-        """Record the time of a finished step that only decoded, for `queues.speculation`.
+    def _measure_decoding(
+        self, speculation: Speculation, finished: list[ScheduledStep], started: float
+    ) -> None:
+        """Record the time of a finished step that only decoded.
 
         Steps with forced tokens are left out, because these have no logits and are cheaper.
 
         Args:
+            speculation: stores the time.
             finished: the steps that this call has finished.
             started: the time when this call started. Overlapped steps count from the end of the
                 last one.
         """
-        if self.queues.speculation is None:
-            return
         now = self._clock()
         since = self._last_finished if self._overlaps else started
         self._last_finished = now if finished and not self.is_idle else None
@@ -230,7 +233,7 @@ class Scheduler:
         (step,) = finished
         is_decoding = all(isinstance(part, SequencePart) for part in step.parts)
         if step.error is None and is_decoding and not step.has_scores():
-            self.queues.speculation.costs.measure(step.size()[1], now - since)
+            speculation.costs.measure(step.size()[1], now - since)
 
     def _receive_and_admit(self) -> tuple[int, int]:
         """Receive new work, admit jobs, and process events of engine runs, at the start of a step.
@@ -477,7 +480,8 @@ class Scheduler:
             numbers = job.share(budget, self.queues)
             sequences = [job.item.sequences[number] for number in numbers]
             for sequence in sequences:
-                self.queues.guard(job, job.open_sequence, sequence, self.queues)
+                if not sequence.is_open:
+                    self.queues.guard(job, job.open_sequence, sequence, self.queues)
             if not job.done:
                 shares.append((job, numbers))
                 budget -= len(numbers)
@@ -526,16 +530,14 @@ class Scheduler:
         if self.queues.n_transitions != n_before:
             runs[:] = [run for run in runs if run in self.queues.running]
             shares[:] = [share for share in shares if share[0] in self.queues.commits]
-
-        def n_drafts(sequence: TokenSequence) -> int:
-            return len(drafts[sequence].tokens) if sequence in drafts else 0
-
+        n_drafts = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         for run in runs:
-            run.sequence.reserve(self.tree, 1 + len(run.forced) + n_drafts(run.sequence))
+            n = 1 + len(run.forced) + n_drafts.get(run.sequence, 0)
+            run.sequence.reserve(self.tree, n)
         for job, numbers in shares:
             for number in numbers:
                 sequence = job.item.sequences[number]
-                sequence.reserve(self.tree, 1 + n_drafts(sequence))
+                sequence.reserve(self.tree, 1 + n_drafts.get(sequence, 0))
 
     def _decode_parts(self, runs: list[RunJob], drafts: Drafts) -> list[SequencePart]:
         """Return one DecodePart and one VerifyPart per LoRA adapter.
@@ -548,7 +550,7 @@ class Scheduler:
         verified: dict[str | None, list[VerifyRow]] = {}
         for run in runs:
             try:
-                draft = drafts.get(run.sequence)
+                draft = drafts.get(run.sequence) if drafts else None
                 entry = None if draft is None else run.verify_row(draft, self.queues)
                 if entry is not None:
                     verified.setdefault(entry.row.adapter, []).append(entry)
