@@ -58,8 +58,8 @@ A flag overrides its variable.
 `warning` (the default) or `error` |
 | `WEFT_HOST`, `WEFT_PORT` | the address at which [`weft serve`](server.md) listens and clients \
 connect: `host`, `host:port` or a URL |
-| `WEFT_API_KEY`, `OPENAI_API_KEY` | the key for a [remote server](remote.md#the-key), and the key \
-that `weft serve` requires |
+| `WEFT_API_KEY` | the key that `weft serve` requires, and the key for a \
+[remote server](remote.md#the-key); for the latter also `OPENAI_API_KEY` |
 | `WEFT_API_KEY_FILE`, `WEFT_DB_FILE` | in [the container](scale.md#containers-and-services): \
 files with the values of `WEFT_API_KEY` and `WEFT_DB` |
 | `NO_COLOR` | no colours |
@@ -152,7 +152,8 @@ def engines_page() -> str:
         "`Unsupported`. [Write an engine](write-an-engine.md).",
         "",
         "*Steps*: the engine returns all logits after each token. Branches, `next`, AsyncLM and",
-        "Weft's own constraints need them. Other engines generate full sequences.",
+        "Weft's own constraints need them. `remote` generates full sequences, and has steps only",
+        "on [a vLLM server](remote.md#what-works) with `steps=yes`.",
         "",
         "| engine | takes | install |",
         "| --- | --- | --- |",
