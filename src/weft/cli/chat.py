@@ -63,7 +63,7 @@ def chat(
     """Talk to a model. Every answer is a node of a saved loom.
 
     Piped output contains only the answers, separated by lines ---. A message without an answer
-    leaves an empty place. If input is piped, the exit code is that of the first error.
+    gives an empty text. If input is piped, the exit code is that of the first error.
     """
     sampling = {**sampling, **options.given(max_tokens=max_tokens, seed=seed)}
     if continues or loom is not None:

@@ -572,13 +572,13 @@ PARAMETERS: Mapping[str, Parameter] = {
         aliases=("topp",),
         from_model=True,
         is_filter=True,
-        flag=Flag(float, ("--top-p",), "Keep this much probability."),
+        flag=Flag(float, ("--top-p",), "Keep the likeliest tokens up to this probability."),
     ),
     "min_p": Parameter(
         partial(check_number, low=0.0, high=1.0),
         from_model=True,
         is_filter=True,
-        flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
+        flag=Flag(float, ("--min-p",), "Drop tokens below this share of the best probability."),
     ),
     "xtc_probability": Parameter(
         partial(check_number, low=0.0, high=1.0),
