@@ -162,7 +162,7 @@ class LlamaCppEngine(Engine):
                 4 GiB. On a CPU, the KV then starts with twice the context, at most 8,192 tokens,
                 and grows.
             n_seq_max: maximum number of resident branches; None for llama.cpp's maximum. A low
-                number makes a step 0.1 ms shorter.
+                number makes a step up to 0.15 ms shorter.
             n_gpu_layers: number of layers on the GPU; None for all, 0 for the CPU.
             main_gpu: index of the GPU for llama.cpp's `main_gpu`; None for its default.
             tensor_split: share of the model for each GPU; None for llama.cpp's default.
