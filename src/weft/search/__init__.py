@@ -1,6 +1,6 @@
 """Search functions over looms: `best_of_n`, `beam`, `tot`, `mcts`, `adaptive`, `smc`, `greedy`.
 
-Each has an awaitable twin: `atot` of `tot`. Names load at first use, so that reading the table of
+Each has an async form: `atot` of `tot`. Names load at first use, so that reading the table of
 strategies imports little. The modules of single searches are private, because a submodule would
 shadow the function of its name.
 """
