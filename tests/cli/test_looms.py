@@ -308,7 +308,7 @@ def test_engine_failure_keeps_branches_that_have_ended(weft, monkeypatch) -> Non
     broken = weft("run", "Tell me a story about a fox.", "-n", "2", "--seed", "1")
     assert broken.exit_code == 1
     assert "on fire" in broken.stderr
-    assert "the branches that had ended are kept" in broken.stderr
+    assert "the branches that had ended are saved as" in broken.stderr
     monkeypatch.setattr(NumpyEngine, "forward", real)
     assert weft("read", "1").stdout.strip()
     assert weft("grow", "0", "--max-tokens", "2").exit_code == 0

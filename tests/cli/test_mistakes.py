@@ -313,8 +313,8 @@ def test_unsaved_result_is_shown(weft, nowhere, verb) -> None:
     result = weft(*verb)
     assert result.exit_code == 0
     assert "95." in result.stdout
-    assert "kept as" not in result.stdout
-    assert "not kept: cannot keep looms in" in result.stderr
+    assert "saved as" not in result.stdout
+    assert "not saved: cannot save looms in" in result.stderr
     assert "set WEFT_HOME to a folder that you can write" in result.stderr
     result_object = json.loads(weft(*verb, "--json").stdout)
     assert result_object["loom"] is None
@@ -344,7 +344,7 @@ def test_full_disk_leaves_the_loom_unchanged(weft, kept, monkeypatch) -> None:
     monkeypatch.setattr(Database, "_configure", small)
     result = weft("grow", "1", "-n", "4", "--max-tokens", "200")
     assert result.exit_code == 0
-    assert "not kept: " in result.stderr
+    assert "not saved: " in result.stderr
     assert "full" in result.stderr
     assert "free space on the disk" in result.stderr
     assert result.stdout

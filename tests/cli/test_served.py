@@ -82,7 +82,7 @@ WALK = [
     ("rm", "--undo"),
     ("ls",),
 ]
-STATISTICS = ("prefilled", "kept as", " · ")
+STATISTICS = ("prefilled", "saved as", " · ")
 
 
 def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
@@ -478,7 +478,7 @@ def test_ctrl_c_ends_a_growth_at_the_server_and_keeps_it(
     output, errors = growing.communicate()
     assert growing.returncode == 130, errors
     assert b"interrupted: the branches are as far as they came" in errors
-    assert b"kept as" in output
+    assert b"saved as" in output
     nodes = output_of(weft("tree", "--json"))["nodes"]
     assert [each["finish_reason"] for each in nodes[1:]] == ["cancelled"] * 2
     assert os.environ["WEFT_HOST"]

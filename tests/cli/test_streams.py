@@ -85,7 +85,7 @@ def test_closed_pipe_keeps_generated_tokens(started, command) -> None:
     process = started("run", samples.story, "-n", "2", *ENDLESS)
     read = process.stdout.read(200).decode(errors="ignore")
     process.stdout.close()
-    message = "kept as tell-story-about-fox, as far as it came"
+    message = "saved as tell-story-about-fox, as far as it came"
     assert process.stderr.read().decode().strip() == message
     assert process.wait() == 1
     nodes = json.loads(command("tree", "--json").stdout)["nodes"]
@@ -120,7 +120,7 @@ def test_full_disk_error_has_no_traceback(verb: tuple[str, ...]) -> None:
     assert done.returncode == 1
     *before, error = done.stderr.splitlines()
     assert error == "weft: No space left on device"
-    assert before == (["kept as hello-who-you, as far as it came"] if verb[:1] == ("run",) else [])
+    assert before == (["saved as hello-who-you, as far as it came"] if verb[:1] == ("run",) else [])
 
 
 @posix
@@ -235,7 +235,7 @@ def test_text_output_streams_and_ends_lines_after_ctrl_c(started) -> None:
     assert process.returncode == 130
     assert (first + rest).count(b"\n---\n") == 2
     assert rest.endswith(b"\n")
-    assert b"kept as tell-story-about-fox" in errors
+    assert b"saved as tell-story-about-fox" in errors
 
 
 @posix

@@ -207,7 +207,7 @@ def test_failed_search_saves_its_partial_tree(weft, monkeypatch) -> None:
     monkeypatch.setattr(module, "run_with_display", lambda out, loom, work: work(fails))
     failed = weft("solve", samples.game24, "-b", "2", "-n", "2", "--seed", "1")
     assert failed.exit_code == 1, failed.output
-    assert "the partial tree is kept as use-4-9-10-13" in failed.stderr
+    assert "the partial tree is saved as use-4-9-10-13" in failed.stderr
     loom = loom_of("use-4-9-10-13")
     assert "interrupted" not in [node.finish_reason for node in loom.walk()]
     grown = numbers(weft)[1:]
@@ -332,7 +332,7 @@ def test_interrupted_search_is_saved_and_undone(weft, tmp_path: Path, monkeypatc
         assert search.exit_code == 130, search.output
         error = json.loads(search.stderr)["error"]
         assert (error["type"], error["exit_code"]) == ("Cancelled", 130)
-        assert f"kept as {name}" in error["message"]
+        assert f"saved as {name}" in error["message"]
         result = output_of(weft("undo", "--json"))
         assert (result["kind"], result["loom"]) == ("run", name)
         assert numbers(weft) == [0]
@@ -352,7 +352,7 @@ def test_unsavable_search_leaves_no_empty_loom(weft, monkeypatch) -> None:
     result = weft("solve", samples.game24, "-b", "2", "-n", "2")
     assert result.exit_code == 0
     assert "not saved yet; saving is retried at the end: the disk is full" in result.stderr
-    assert "not kept: the disk is full" in result.stderr
+    assert "not saved: the disk is full" in result.stderr
     assert names() == []
     assert len(tried) == 2
 

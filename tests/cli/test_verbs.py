@@ -24,7 +24,7 @@ def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
         assert f"[{number}] " in result.stdout
     assert f"\n{samples.sum}\n" in result.stdout
     assert "prefilled" in result.stdout
-    assert "kept as what-37-58" in result.stdout
+    assert "saved as what-37-58" in result.stdout
     assert "next: weft grow" in result.stderr
 
 
@@ -53,7 +53,7 @@ def test_piped_output_of_run_is_only_the_text(weft) -> None:
         result = weft("run", samples.sum, "-n", "1", *few, *flags)
         assert result.stdout == branches[0]["text"].rstrip("\n") + "\n"
         assert "prefilled" in result.stderr
-        assert "kept as what-37-58" in result.stderr
+        assert "saved as what-37-58" in result.stderr
     several = weft("run", samples.sum, "-n", "3", *few).stdout
     assert several.split("---\n") == [each["text"].rstrip("\n") + "\n" for each in branches]
     grown = weft("grow", "0", "-n", "1", *few, "--seed", "2")
@@ -165,7 +165,7 @@ def test_piped_output_of_solve_is_only_the_text(weft) -> None:
         result = weft("solve", samples.sum, *greedy, *flags)
         assert result.stdout == expected["text"] + "\n"
         assert "greedy · " in result.stderr
-        assert "kept as what-37-58" in result.stderr
+        assert "saved as what-37-58" in result.stderr
     assert "└── " in weft("solve", samples.sum, *greedy, "--tree").stdout
     both = weft("solve", samples.game24, "--text", "--json")
     assert both.exit_code == 2

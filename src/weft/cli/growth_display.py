@@ -99,7 +99,7 @@ def show_cost(
     if branches and branches[0].params is not None:
         facts.append(f"{session.model_handle.engine}: {branches[0].params.summary()}")
     if is_kept:
-        facts.append(f"kept as {session.name}")
+        facts.append(f"saved as {session.name}")
     out.facts(" · ".join(facts))
 
 

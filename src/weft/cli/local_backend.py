@@ -468,7 +468,7 @@ class LocalLoomSession(LoomSession):
             self.discard()
         elif self.try_save():
             TerminalWriter.for_stream(sys.stderr).line(
-                (f"the partial tree is kept as {self.name}", "dim")
+                (f"the partial tree is saved as {self.name}", "dim")
             )
 
     def add_user_text(

@@ -343,14 +343,14 @@ def grow_branches(
     except EngineError:
         if request.keep and len(node.children) > n_before and session.try_save():
             TerminalWriter.for_stream(sys.stderr).line(
-                f"the branches that had ended are kept: {session.name}"
+                f"the branches that had ended are saved as {session.name}"
             )
         raise
     except OSError as error:
         is_ours = isinstance(error, WeftError)  # otherwise the output could not be written
         if request.keep and not is_ours and session.try_save():
             TerminalWriter.for_stream(sys.stderr).line(
-                (f"kept as {session.name}, as far as it came", "dim")
+                (f"saved as {session.name}, as far as it came", "dim")
             )
         raise
     except Terminal:

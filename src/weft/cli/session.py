@@ -202,7 +202,7 @@ class LoomSession(ABC):
         except StoreError as error:
             warn_not_saved(error)
             if self.name:
-                note = f"earlier nodes are kept as {self.name}"
+                note = f"earlier nodes are saved as {self.name}"
                 TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
             return False
         return True
@@ -218,7 +218,7 @@ class LoomSession(ABC):
 def warn_not_saved(error: StoreError) -> None:
     """Write to stderr that a result could not be saved, with the reason and the hint."""
     out = TerminalWriter.for_stream(sys.stderr)
-    out.line(("not kept: ", "bold yellow"), str(error))
+    out.line(("not saved: ", "bold yellow"), str(error))
     if error.hint:
         out.line(("hint: ", "bold"), error.hint)
 

@@ -381,8 +381,10 @@ def _search_to_end(
         is_kept = session.try_save()
         if is_drawn:
             out.console.print(picture_of(out, session.loom))
-            out.facts(str(model_handle.stats()) + (f" · kept as {session.name}" if is_kept else ""))
-        where = "above" if is_drawn else f"kept as {session.name}" if is_kept else "not kept"
+            out.facts(
+                str(model_handle.stats()) + (f" · saved as {session.name}" if is_kept else "")
+            )
+        where = "above" if is_drawn else f"saved as {session.name}" if is_kept else "not saved"
         write("Cancelled", f"interrupted; the tree so far is {where}", "", INTERRUPTED, as_json)
         raise typer.Exit(INTERRUPTED) from None
     return result
@@ -407,7 +409,7 @@ def _report(
     else:
         _draw_result(out, result)
     out.facts(f"{strategy.title} · {result.cost}", "")
-    out.facts(str(model_handle.stats()) + (f" · kept as {name}" if name else ""))
+    out.facts(str(model_handle.stats()) + (f" · saved as {name}" if name else ""))
     views = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
     hints.suggest(*_alternative(model_handle, model, strategy, result), *views)
 

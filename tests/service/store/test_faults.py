@@ -373,7 +373,7 @@ def test_tables_of_new_database_match_definitions(library: Library) -> None:
         ("weft.db", "no database URL"),
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
-        ("mysql://x/y", "not kept in mysql"),
+        ("mysql://x/y", "cannot be saved in mysql"),
         ("", "no database URL"),
     ],
 )

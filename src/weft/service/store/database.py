@@ -201,7 +201,7 @@ class Database:
             raise StoreError(f"{hint} ({error})", hint=hint) from error
         except OSError as error:
             raise StoreError(
-                f"cannot keep looms in {self._file}: {error}", hint=_WRITABLE_HINT
+                f"cannot save looms in {self._file}: {error}", hint=_WRITABLE_HINT
             ) from error
 
     def _configure(self, connection: sqlite3.Connection, _: object) -> None:
@@ -298,7 +298,7 @@ def _read_url(text: str) -> URL:
         url = url.set(drivername="postgresql")
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
-        raise ConfigError(f"looms are not kept in {backend}; allowed are {allowed}")
+        raise ConfigError(f"looms cannot be saved in {backend}; allowed are {allowed}")
     if backend == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise ConfigError("a database in memory is not saved; give a file: sqlite:///FILE")
