@@ -354,8 +354,8 @@ def _byte_length(text: str) -> int:
 
 _ALLOWED = (
     "a Pydantic class, a type such as int, Literal[…] or list[str], a function (its arguments), a"
-    " JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow, AnyOf, EachLine or"
-    " Lazy of weft.constraints, or a set of token ids"
+    " JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow, TokenLimits, AnyOf,"
+    " EachLine or Lazy of weft.constraints, or a set of token ids"
 )
 
 
