@@ -445,6 +445,30 @@ def test_collected_engine_is_freed_and_a_closed_one_forgets_fragments(
     assert not finalizer.alive
 
 
+def test_result_of_a_collected_engine_keeps_its_logits_and_then_frees_them() -> None:
+    code = """
+import gc, sys
+import numpy as np
+from weft.engines.base import Row
+from weft.engines.llamacpp import LlamaCppEngine
+engine = LlamaCppEngine.load(sys.argv[1], n_threads=1, kv_bytes=1 << 20)
+output = engine.forward([Row((), [5, 6, 7], 0, None, (2,))])
+logits = output.logits(0)
+finalizers = [engine._pool.shards[0].context._handle._finalizer, engine._model._finalizer]
+del engine
+gc.collect()
+np.testing.assert_array_equal(output.logits(0), logits)
+print([finalizer.alive for finalizer in finalizers])
+del output
+gc.collect()
+print([finalizer.alive for finalizer in finalizers])
+"""
+    command = [sys.executable, "-c", code, str(shallow_gguf())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[True, True]", "[False, False]"]
+
+
 def test_tokenizer_outlives_the_engine() -> None:
     with load(shallow_gguf()) as lm:
         text, ids = lm.text, lm.tokenize("hello")

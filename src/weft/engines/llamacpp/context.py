@@ -35,6 +35,19 @@ class Detachable(Protocol):
         """Copy the values, because the library is about to overwrite its memory."""
 
 
+class _LibraryMemory:
+    """Output of llama.cpp for `np.asarray`. The array keeps the llama.cpp context alive."""
+
+    def __init__(self, handle: Handle, address: int, shape: tuple[int, int]) -> None:
+        self._handle = handle
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, False),
+            "typestr": np.dtype(np.float32).str,
+            "shape": shape,
+        }
+
+
 class CellCount:
     """Mutable total `n` of the cells of a model's contexts; each context keeps it up to date."""
 
@@ -292,7 +305,7 @@ class Context(Cells):
 
         Returns:
             One row for each wanted token: logits float32 [N, V], or hidden states [N, n_embd].
-            The array is the library's memory; the next run overwrites it.
+            The array is the library's memory: the next run overwrites it, and `close` frees it.
 
         Raises:
             ForwardError: llama.cpp rejects or stops the batch.
@@ -338,9 +351,12 @@ class Context(Cells):
 
         The last array is reused if address and shape are equal, which is the usual case.
         """
-        key = (ctypes.addressof(pointer.contents), count, width)
+        assert self._handle is not None
+        address = ctypes.addressof(pointer.contents)
+        key = (address, count, width)
         if self._view is None or self._view[0] != key:
-            self._view = key, np.ctypeslib.as_array(pointer, shape=(count, width))
+            memory = _LibraryMemory(self._handle, address, (count, width))
+            self._view = key, np.asarray(memory)
         return self._view[1]
 
     @contextmanager
