@@ -469,6 +469,32 @@ print([finalizer.alive for finalizer in finalizers])
     assert done.stdout.splitlines() == ["[True, True]", "[False, False]"]
 
 
+def test_usage_after_close_is_zero_before_and_after_fragments_are_freed() -> None:
+    engine = LlamaCppEngine.load(shallow_gguf(), n_threads=1)
+    store = engine.fragments
+    freed, trimmed = store.new(None), store.new(None)
+    for fragment in (freed, trimmed):
+        engine.forward([Row((), [5, 6, 7], 0, fragment)])
+    engine.close()
+    assert store.usage().slots == 0
+    store.free(freed)
+    store.trim(trimmed, 1)
+    assert store.usage().slots == 0
+
+
+@pytest.mark.parametrize("parent", ["root", "fragment"])
+def test_load_into_a_closed_engine_raises(parent: str) -> None:
+    engine = LlamaCppEngine.load(shallow_gguf(), n_threads=1)
+    store = engine.fragments
+    fragments = [store.new(None) for _ in range(20)]  # enough for another context
+    for fragment in fragments:
+        engine.forward([Row((), [5] * 60, 0, fragment)])
+    data = store.export(fragments[0])
+    engine.close()
+    with pytest.raises(ForwardError, match="closed"):
+        store.load(data, fragments[0] if parent == "fragment" else None)
+
+
 def test_tokenizer_outlives_the_engine() -> None:
     with load(shallow_gguf()) as lm:
         text, ids = lm.text, lm.tokenize("hello")

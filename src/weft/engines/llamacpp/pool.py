@@ -82,8 +82,8 @@ class ContextPool:
 
     @property
     def slots(self) -> int:
-        """Number of slots of all fragments."""
-        return sum([shard.slots for shard in self.shards])
+        """Number of slots of all fragments; 0 after `close`."""
+        return sum([shard.slots for shard in self.shards if not shard.context.closed])
 
     def choose(self) -> Shard:
         """Return the shard for a path that continues no fragment; may create it.
@@ -196,9 +196,9 @@ class ContextPool:
     def close(self) -> None:
         """Free all contexts; idempotent."""
         self.detach_reader()
+        self._new_context = None
         for shard in self.shards:
             shard.context.close()
-            shard.slots = 0
 
 
 def shard_of(fragment: PathFragment) -> Shard:
