@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp import pool as pool_module
 from weft.engines.llamacpp import settings as settings_module
 from weft.engines.llamacpp.context import CellCount, Context
-from weft.engines.llamacpp.pool import ContextPool, Need, shard_of
+from weft.engines.llamacpp.pool import ContextPool, Need, Shard, shard_of
 from weft.errors import ForwardError, KVFull, ModelLoadError
 
 pytestmark = pytest.mark.llamacpp
@@ -583,6 +584,7 @@ class BareContext:
     def __init__(self, n_cells: int, cell_count: CellCount, max_cells: int) -> None:
         self.n_cells, self.n_leases, self.max_leases = n_cells, 4, 256
         self.closed = False
+        self.n_resizes = 0
         self._count, self._max = cell_count, max_cells
         self._add(n_cells)
 
@@ -592,6 +594,7 @@ class BareContext:
 
     def resize(self, n_cells: int) -> None:
         assert not self.closed
+        self.n_resizes += n_cells != self.n_cells
         self._add(n_cells - self.n_cells)
         self.n_cells = n_cells
 
@@ -651,3 +654,34 @@ def test_any_kv_that_fits_gets_its_cells(seed: int, monkeypatch: pytest.MonkeyPa
         assert all(each.slots <= each.context.n_cells for each in pool.shards)
         assert sum(each.context.n_cells for each in pool.shards) == count.n
     assert outcomes == {"full", "fits"}
+
+
+def grow_until_full(pool: ContextPool, shards: list[Any], n: int) -> int:
+    """Add `n` slots a step to each of these shards until KVFull; return the number of resizes."""
+    before = sum(shard.context.n_resizes for shard in pool.shards)
+    with suppress(KVFull):
+        while True:
+            for shard in shards:
+                shard.slots += n
+            pool.reserve({shard: Need(shard.slots, shard.slots) for shard in shards})
+    return sum(shard.context.n_resizes for shard in pool.shards) - before
+
+
+def test_shard_that_grows_by_the_spare_cells_of_others_is_resized_rarely() -> None:
+    """Each resize copies the KV of a context."""
+    count, max_cells = CellCount(), 1 << 15
+
+    def context() -> Any:
+        return BareContext(1024, count, max_cells)
+
+    pool = ContextPool(context(), max_cells)
+    pool.shards += [Shard(context()) for _ in range(3)]
+    for shard in pool.shards:
+        shard.take()
+    assert grow_until_full(pool, pool.shards, 16) <= 4 * 3  # each doubles up to three times
+    for shard in pool.shards:
+        shard.slots = 1024
+    first, *others = pool.shards
+    n_halvings = 6  # of 7,168 spare cells, until none is left
+    assert grow_until_full(pool, [first], 64) <= 2 * n_halvings * len(others)
+    assert first.context.n_cells == max_cells - 1024 * len(others)

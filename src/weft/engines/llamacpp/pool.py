@@ -114,7 +114,8 @@ class ContextPool:
         """Give shards the cells that they need, within `max_cells`.
 
         A shard that grows at least doubles if `max_cells` allows it. If cells or memory are short,
-        shards that have no leases and are not in `needs` are closed, and the others shrink.
+        shards that have no leases and are not in `needs` are closed, and others shrink. A shard
+        that shrinks for another gives half of its spare cells, or more if that is required.
 
         Raises:
             KVFull: the cells do not suffice, or there is not enough memory. No fragment changes.
@@ -154,6 +155,8 @@ class ContextPool:
     ) -> dict[Shard, int]:
         """Return the number of cells that each shard gets; shards to close are left out.
 
+        Shards that grow share the free cells equally.
+
         required: minimum cells of each shard that has leases or is in `needs`; others may close.
         """
         sizes = {shard: max(shard.context.n_cells, required.get(shard, 0)) for shard in self.shards}
@@ -163,18 +166,21 @@ class ContextPool:
                 excess -= sizes.pop(shard)
         for shard in sorted(sizes, key=lambda s: required.get(s, 0) - sizes[s]):
             if excess > 0:
-                cut = min(excess, sizes[shard] - required.get(shard, 0))
+                spare = sizes[shard] - required.get(shard, 0)
+                # More than the excess, so that the next steps need no resize, which copies KV.
+                cut = min(spare, max(excess, spare // 2 // CELL_BLOCK * CELL_BLOCK))
                 sizes[shard] -= cut
                 excess -= cut
-        for shard, need in needs.items():
-            before = shard.context.n_cells
-            wanted = (
-                _rounded(max(need.preferred, 2 * before)) if need.preferred > before else before
-            )
-            more = min(wanted - sizes[shard], -excess)
-            if more > 0:
-                sizes[shard] += more
-                excess += more
+        wanted = {
+            shard: _rounded(max(need.preferred, 2 * shard.context.n_cells)) - sizes[shard]
+            for shard, need in needs.items()
+            if need.preferred > shard.context.n_cells
+        }
+        for i, shard in enumerate(sorted(wanted, key=wanted.__getitem__)):
+            share = -excess // (len(wanted) - i) // CELL_BLOCK * CELL_BLOCK
+            more = min(wanted[shard], share)
+            sizes[shard] += more
+            excess += more
         return sizes
 
     def _close_shard(self, shard: Shard) -> None:
