@@ -108,6 +108,57 @@ def test_a_model_is_chosen_for_a_loom(desk: Desk, page: Page) -> None:
     expect(page.locator(".toasts")).to_contain_text("Regenerated the same")
 
 
+def test_page_follows_models_that_another_client_unloads_and_loads(desk: Desk, page: Page) -> None:
+    desk.make(template=False, model="Small-Base")
+    desk.visit()
+    desk.press("Shift+M")
+    rows = page.get_by_role("list", name="Models", exact=True).get_by_role("listitem")
+    small = rows.filter(has_text="Small-Base")
+    expect(small.get_by_role("button", name="Unload")).to_be_visible()
+    source = unload(desk, "Small-Base")
+    expect(small).to_have_count(0)
+    load(desk, source)
+    expect(small.get_by_role("button", name="Unload")).to_be_visible()
+    expect(rows).to_have_count(3)
+    desk.press("Escape")
+    unload(desk, "Small-Base")
+    notice = page.get_by_role("status").filter(has_text="Read-only: load Small-Base")
+    expect(notice).to_be_visible()
+    load(desk, source)
+    expect(notice).to_have_count(0)
+
+
+def test_choice_of_growing_models_drops_a_model_that_another_client_unloads(
+    desk: Desk, page: Page
+) -> None:
+    desk.sets(n=1, max_tokens=8)
+    desk.open_loom(template=False)
+    desk.press("w")
+    dialog = page.get_by_role("dialog", name="Grow with")
+    small = dialog.get_by_role("checkbox", name="Small-Base")
+    small.check()
+    expect(dialog).to_contain_text("1 branch with each model")
+    source = unload(desk, "Small-Base")
+    expect(small).to_have_count(0)
+    expect(dialog).not_to_contain_text("with each model")
+    dialog.get_by_role("button", name="Grow").click()
+    desk.until(lambda: len(desk.nodes()) == 2, "a branch of the loom's model")
+    load(desk, source)
+
+
+def unload(desk: Desk, name: str) -> str:
+    """Unload a model as another client does, and return its source."""
+    (source,) = (
+        each["source"] for each in desk.ask("GET", "/models")["data"] if each["id"] == name
+    )
+    desk.ask("DELETE", f"/models/{name}")
+    return str(source)
+
+
+def load(desk: Desk, source: str) -> None:
+    desk.ask("POST", "/models", json={"source": source, "wait": True})
+
+
 def test_all_branches_are_copied_for_another_model(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3)
     old, texts = desk.loom, [each["text"] for each in desk.nodes().values()]

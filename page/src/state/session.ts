@@ -6,6 +6,7 @@ import { shortName } from '../model/words'
 import { OpenLoom } from './loom'
 import { isObject, isString, remembered } from './storage'
 import { failed } from './toasts'
+import { overlay } from './view'
 
 export const server = signal<Schemas['ServerObject'] | null>(null)
 /** null: not loaded yet. */
@@ -55,7 +56,9 @@ export async function watchServer(): Promise<void> {
   try {
     for (;;) {
       try {
-        server.value = await api.server()
+        const state = await api.server()
+        // Equal states redraw nothing.
+        if (JSON.stringify(state) !== JSON.stringify(server.peek())) server.value = state
         if (isAway.peek() || looms.peek() === null) void cameBack()
         isAway.value = false
       } catch (error) {
@@ -105,8 +108,9 @@ effect(() => {
 })
 
 const LOOKS_MS = 5000
+const LOOKS_AT_MODELS_MS = 2000
 
-/** Notice changes by others: when the tab becomes visible, and regularly while no loom is open. */
+/** Notice changes by others: when the tab becomes visible, and regularly while it is. */
 export function keepWatch(): void {
   const look = () => {
     if (document.hidden) return
@@ -118,7 +122,12 @@ export function keepWatch(): void {
     if (open.peek() === null) listLooms().catch(failed)
     if (open.peek()?.gone.peek()) void reopen()
   })
-  setInterval(() => open.peek() === null && look(), LOOKS_MS)
+  effect(() => {
+    const listsModels = overlay.value === 'models' || overlay.value === 'grow-with'
+    if (listsModels) look()
+    const timer = setInterval(look, listsModels ? LOOKS_AT_MODELS_MS : LOOKS_MS)
+    return () => clearInterval(timer)
+  })
   effect(followName)
 }
 

@@ -51,9 +51,10 @@ export const chosenModels = (from = settings.value): string[] => {
 }
 
 export function GrowWith() {
-  const [chosen, setChosen] = useState(() => chosenModels())
+  const [checked, setChecked] = useState(() => chosenModels())
   const [isKept, setKept] = useState(false)
   const { n } = settings.value
+  const chosen = chosenModels({ ...settings.value, models: checked }) // another client may unload a model
   const loom = open.value
   if (!loom) return null
   const grow = () => {
@@ -70,7 +71,7 @@ export function GrowWith() {
           grow()
         }}
       >
-        <ModelChecks chosen={chosen} onChange={setChosen} />
+        <ModelChecks chosen={chosen} onChange={setChecked} />
         <p class="caption">
           {chosen.length > 1
             ? `${plural(n, 'branch', 'branches')} with each model, side by side. `
