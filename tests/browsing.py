@@ -220,10 +220,21 @@ class Desk:
         )
         expect(foot.locator(".growing")).to_have_count(0)
 
+    @property
+    def address(self) -> tuple[str, str]:
+        """The names of the loom and of the node in the page's address."""
+        name, _, node = self.page.url.partition("#")[2].partition("/")
+        return unquote(name), node
+
+    def reload(self) -> None:
+        """Reload the page once its address names the current node."""
+        self.until(lambda: self.address[1] == str(self.current), "the address of the node")
+        self.page.reload()
+
     def open_named(self) -> Json:
         """Use the loom that the page shows and its address names."""
         self.until(lambda: "#" in self.page.url, "a loom is open")
-        name = unquote(self.page.url.partition("#")[2].partition("/")[0])
+        name, _ = self.address
         self.loom = self.ask("GET", f"/looms/{quote(name, safe='')}")
         return self.loom
 

@@ -99,7 +99,7 @@ def test_hoisted_node_is_the_top_until_unhoisted(bush: Desk) -> None:
     expect(bush.row(1)).to_have_attribute("aria-level", "1")
     bush.press("ArrowRight", "z")
     expect(bush.row(4)).to_have_attribute("aria-level", "1")
-    bush.page.reload()
+    bush.reload()
     expect(bush.row(4)).to_have_attribute("aria-level", "1")
     bush.press("Z")
     expect(bush.row(1)).to_have_attribute("aria-level", "1")

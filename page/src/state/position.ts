@@ -32,6 +32,8 @@ export class Position {
   /** The removed node that was current, and the node that replaced it. */
   private replaced: { node: number; by: number } | null = null
   private saveTimer: number | undefined
+  /** The address names another node than the stored one, and stored folds and hoists may hide it. */
+  private mustReveal: boolean
 
   constructor(
     private readonly loom: string,
@@ -47,6 +49,7 @@ export class Position {
       lastChild: {},
     })
     this.current.value = wanted ?? saved.current
+    this.mustReveal = this.current.peek() !== saved.current
     this.collapsed.value = new Set(saved.collapsed)
     this.hoisted.value = saved.hoisted
     this.visited = new Set(saved.visited)
@@ -141,6 +144,13 @@ export class Position {
       this.current.value = this.replaced.node
       this.replaced = null
     }
+  }
+
+  /** Adjust the stored position to the tree, once all nodes are loaded. */
+  adjust(): void {
+    this.dropRemoved()
+    if (this.mustReveal) this.reveal(this.current.peek())
+    this.mustReveal = false
   }
 
   /** Forget hoisted and selected nodes that the tree no longer has, and leave a removed node. */

@@ -110,7 +110,7 @@ effect(() => {
 const LOOKS_MS = 5000
 const LOOKS_AT_MODELS_MS = 2000
 
-/** Notice changes by others: when the tab becomes visible, and regularly while it is. */
+/** Notice changes by others while the tab is visible, and keep the address at the current node. */
 export function keepWatch(): void {
   const look = () => {
     if (document.hidden) return
@@ -128,20 +128,26 @@ export function keepWatch(): void {
     const timer = setInterval(look, listsModels ? LOOKS_AT_MODELS_MS : LOOKS_MS)
     return () => clearInterval(timer)
   })
-  effect(followName)
+  effect(keepAddress)
 }
 
-let shown: { loom: OpenLoom; name: string } | null = null
+/** Browsers limit how often a page may change its address. */
+const ADDRESS_REST_MS = 100
+let lastMove = 0
 
-/** Update the address when any client renames the open loom. */
-function followName(): void {
+/** Name the open loom and its current node in the address: after a move at once, after several when they end. */
+function keepAddress(): (() => void) | undefined {
   const loom = open.value
-  const name = loom?.info.value.name
-  if (loom && name !== undefined && shown?.loom === loom && shown.name !== name) {
-    const link = readLink(location.hash)
-    if (link?.name === shown.name) history.replaceState(history.state, '', linkTo(name, link.node))
-  }
-  shown = loom && name !== undefined ? { loom, name } : null
+  if (!loom) return
+  const info = loom.info.value
+  const node = loom.current.value
+  const rest = Date.now() - lastMove < ADDRESS_REST_MS ? ADDRESS_REST_MS : 0
+  lastMove = Date.now()
+  const timer = setTimeout(() => {
+    // An address without this state is a jump that has not been followed yet.
+    if (idHere() === loom.id) setAddress(info, node)
+  }, rest)
+  return () => clearTimeout(timer)
 }
 
 /** A loom that was removed may have been brought back elsewhere. */
@@ -164,13 +170,11 @@ export async function listLooms(): Promise<Loom[]> {
 
 /** The address of a loom, and of a node in it. */
 export const linkTo = (name: string, node: number | null = null): string =>
-  `#${encodeURIComponent(name)}${node ? `/${node}` : ''}`
+  `#${encodeURIComponent(name)}${node === null ? '' : `/${node}`}`
 
-/** The browser's history remembers which loom it was: it may have another name when one comes back. */
-function noteAddress({ id, name }: Loom, node: number | null): void {
-  const link = readLink(location.hash)
-  if (link && (idHere() !== id || link.name !== name))
-    history.replaceState({ loom: id }, '', linkTo(name, node))
+/** Replace the address. The browser's history keeps the loom's id: its name may change before the user returns. */
+function setAddress({ id, name }: Loom, node: number): void {
+  history.replaceState({ loom: id }, '', linkTo(name, node))
 }
 function idHere(): string | null {
   const state: unknown = history.state
@@ -198,18 +202,18 @@ export async function openLoom(
   const turn = ++wanted
   const known = open.peek()
   if (known && (known.info.peek().name === name || known.id === name || known.id === id)) {
-    noteAddress(known.info.peek(), node)
-    if (node !== null) known.visit(node).catch(failed)
     missing.value = null
+    if (node !== null) await known.visit(node).catch(failed)
+    if (turn === wanted) setAddress(known.info.peek(), known.current.peek())
     return
   }
   opening.value = name
   try {
     const info = await (id === null ? api.loom(name) : api.loom(id).catch(() => api.loom(name)))
     if (turn !== wanted) return
-    noteAddress(info, node)
     close()
     const loom = new OpenLoom(info, node)
+    setAddress(info, loom.current.peek())
     batch(() => {
       open.value = loom
       missing.value = null

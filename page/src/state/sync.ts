@@ -67,7 +67,7 @@ export class Sync {
     this.loading.value = null
     this.isLoaded = true
     for (const call of this.waiting.splice(0)) call()
-    this.position.dropRemoved()
+    this.position.adjust()
     for (const draft of this.drafts.all.peek())
       if (!this.tree.get(draft.node)) this.drafts.stray(draft.node, this.position.current.peek())
   }

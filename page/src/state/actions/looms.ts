@@ -85,7 +85,6 @@ export async function renameLoom(loom: Loom, title: string): Promise<boolean> {
 export async function rename(title: string): Promise<boolean> {
   const done = await withLoom(async (loom) => {
     loom.info.value = await api.editLoom(loom.id, { title })
-    history.replaceState(history.state, '', linkTo(loom.info.peek().name, loom.current.peek()))
     await listLooms()
     return true
   })
