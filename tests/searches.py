@@ -48,7 +48,7 @@ def by_default(names: Iterable[str]) -> list[Any]:
 
 def puzzle(name: str) -> str:
     """Return a puzzle that takes the search several rounds; the sample is the model's first try."""
-    return "Use 1 3 5 8 to make 44." if name == "adaptive" else samples.game24
+    return "Use 1 3 3 8 to make 24." if name == "adaptive" else samples.game24
 
 
 def small(name: str, lm: weft.LM, prompt: Any, **options: Any) -> SearchResult:

@@ -101,10 +101,10 @@ def test_existing_lines_reduce_the_value_of_drawing_more(lm: weft.LM) -> None:
 
 
 def test_repeated_lines_are_counted_where_they_were_drawn(lm: weft.LM) -> None:
-    result = search.adaptive(lm, "Use 1 3 5 8 to make 44.", seed=1)
+    result = search.adaptive(lm, "Use 1 3 3 8 to make 24.", seed=1)
     drawn = sum(node.meta.get("drawn", 0) for node in result.loom.walk())
     steps = [n for n in result.loom.walk() if n.score is not None and not n.meta.get("answer")]
-    assert drawn >= len(steps) > 0
+    assert drawn > len(steps) > 0
     assert result.solved
 
 

@@ -81,7 +81,7 @@ def test_node_removed_during_a_search_is_skipped_or_raises(name: str, lm: weft.L
 
     result, message = None, ""
     try:
-        result = small(name, lm, puzzle(name), progress=remove)
+        result = small(name, lm, puzzle(name), progress=remove, budget_tokens=300)
     except TreeError as error:
         message = str(error)
     if result is None:
@@ -241,7 +241,7 @@ def test_constraint_applies_from_the_first_line_to_the_end(name: str, lm: weft.L
         "required": ["name", "age"],
         "additionalProperties": False,
     }
-    options: dict[str, Any] = {"constraint": schema, "temperature": 1.5}
+    options: dict[str, Any] = {"constraint": schema, "temperature": 1.5, "n": 2}
     if name in DEEP:
         options |= {"depth": 2, "max_tokens": 9, "stop": None, "answer_tokens": 60}
     result = small(name, lm, samples.record, **options)

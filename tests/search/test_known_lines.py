@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import weft
+from cases import one_in
 from weft import Heddle, Loom, samples, search
 from weft.search.core import Grow, Settings, run
 from weft.search.driver import Search, WorkItem
@@ -146,7 +147,7 @@ def test_search_stopped_while_lines_grow_leaves_no_parts_of_lines(lm: weft.LM) -
     assert all(node.finish_reason == "stop" for node in start.children)
 
 
-@pytest.mark.parametrize("budget", [120, 200, 333])
+@pytest.mark.parametrize("budget", one_in(3, [200, 120, 333]))
 def test_token_budget_leaves_no_parts_of_lines(budget: int, lm: weft.LM) -> None:
     result = search.adaptive(
         lm, PROMPT, seed=3, rounds=25, budget_tokens=budget, verifier=lambda text: False

@@ -94,8 +94,9 @@ def test_another_model_continues_the_full_path_with_its_own_tokens(
 
 def test_search_with_its_own_model_as_proposer_equals_the_plain_search(lm: weft.LM) -> None:
     """The same model under a name: the tree is the one of the search without names."""
-    named = search.tot(lm, samples.game24, propose={"tiny": lm}, seed=1, breadth=2, n_continue=4)
-    plain = search.tot(lm, samples.game24, seed=1, breadth=2, n_continue=4)
+    options: dict[str, Any] = {"seed": 1, "breadth": 2, "n_continue": 2, "n_suggest": 2, "depth": 2}
+    named = search.tot(lm, samples.game24, propose={"tiny": lm}, **options)
+    plain = search.tot(lm, samples.game24, **options)
     assert [node.text for node in named.loom.walk()] == [node.text for node in plain.loom.walk()]
 
 

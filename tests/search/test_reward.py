@@ -161,13 +161,15 @@ def test_judge_gives_the_probability_of_yes_after_its_question(lm: weft.LM) -> N
 
 
 # By levels, particles and full answers; test_callbacks has a value in every search.
-@pytest.mark.parametrize("name", ["tot", "smc", "best-of-n"])
+@pytest.mark.parametrize(
+    ("name", "options"), [("tot", {"depth": 1}), ("smc", {"n": 2}), ("best-of-n", {"n": 2})]
+)
 def test_scores_of_a_search_are_the_values_of_its_reward_model(
-    lm: weft.LM, steps_model: Any, name: str
+    lm: weft.LM, steps_model: Any, name: str, options: dict[str, Any]
 ) -> None:
     reward = RewardModel.load(steps_model[0], reduce="min")
     prompt = puzzle(name)
-    result = small(name, lm, prompt, value=reward)
+    result = small(name, lm, prompt, value=reward, **options)
     nodes = [node for node in result.loom.walk() if node.parent is not None]
     scored = [node for node in nodes if node.score is not None and not node.meta.get("answer")]
     texts = [node.get_prefix_text(1).strip() for node in scored]

@@ -51,12 +51,12 @@ def test_two_low_scores_of_one_answer_outweigh_a_higher_score_of_another(lm: wef
 
 
 def test_weighted_best_of_n_without_a_value_weighs_by_likelihood(lm: weft.LM) -> None:
-    result = search.weighted_best_of_n(lm, samples.large_problem, n=4, seed=1)
+    result = search.weighted_best_of_n(lm, samples.large_problem, n=2, seed=1)
     assert all(0 < (node.score or 0.0) <= 1 for node in result.loom.children)
 
 
 def test_weighted_best_of_n_without_a_value_ignores_an_unused_verifier(lm: weft.LM) -> None:
-    options: dict[str, Any] = {"n": 4, "seed": 1, "checked": False}
+    options: dict[str, Any] = {"n": 2, "seed": 1, "checked": False}
     free = search.weighted_best_of_n(lm, samples.large_problem, **options)
     checked = search.weighted_best_of_n(
         lm, samples.large_problem, verifier=lambda text: False, **options
@@ -70,7 +70,7 @@ def test_wrong_answers_score_0_whatever_their_value(lm: weft.LM, strategy: Any) 
     result = strategy(
         lm,
         PROMPT,
-        rounds=3,
+        rounds=2,
         depth=1,
         seed=1,
         value=lambda text: 0.9,

@@ -178,7 +178,7 @@ def test_callable_value_ranks_candidates(lm: weft.LM) -> None:
         return [float(len(node.text)) for node in nodes]
 
     levels: list[Level] = []
-    small(lm, value=longest_first, progress=levels.append)
+    small(lm, value=longest_first, progress=levels.append, depth=2)
     assert requests == [len(level.candidates) for level in levels]
     best = max(len(node.text) for node in levels[0].candidates)
     assert len(levels[0].kept[0].text) == best
@@ -206,7 +206,7 @@ def test_part_of_a_line_is_no_candidate(lm: weft.LM) -> None:
 
 @pytest.mark.parametrize("propose", ["continue", "suggest"])
 def test_one_kind_of_proposals_alone(lm: weft.LM, propose: str) -> None:
-    result = small(lm, propose=propose)
+    result = small(lm, propose=propose, depth=1)
     # Where no line had hope, the start itself is completed: that child has no score.
     lines = [child for child in result.loom.children if child.score is not None]
     sampled = [bool(child.logprobs) for child in lines]
