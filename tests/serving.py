@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +91,17 @@ def serving(
             yield server
 
 
+@cache
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI document, which is equal for all servers and takes a second."""
+    return create_app().openapi()
+
+
 @contextmanager
 def _serving(config: ServerConfig, *, wait: bool, port: int) -> Iterator[Served]:
     listener = bind(config.host, port)
     app = create_app(config)
+    app.openapi = openapi  # type: ignore[method-assign]
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -49,7 +49,7 @@ def choices(served: Served, path: str, **body: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("echo", [False, True])
 def test_completion_chunk_has_one_token_and_its_text(served: Served, echo: bool) -> None:
     body: dict[str, Any] = {
-        "prompt": PROMPT, "max_tokens": 60, "n": 8, "seed": 1, "temperature": 1.2,
+        "prompt": PROMPT, "max_tokens": 40, "n": 4, "seed": 1, "temperature": 1.2,
         "logprobs": 1, "echo": echo, "return_token_ids": True,
         "stop": ["e@", "d@@", "n@", "r@", "a@", "t@", "s@", " @"],
     }  # fmt: skip
@@ -111,8 +111,8 @@ def test_chat_chunk_has_one_token_and_its_text(
     with_tools: Served, thinks: bool, offers_tools: bool
 ) -> None:
     body: dict[str, Any] = {
-        "messages": MESSAGES, "max_tokens": 40, "seed": 3, "temperature": 1.5, "logprobs": True,
-        "n": 4, "chat_template_kwargs": {"enable_thinking": thinks},
+        "messages": MESSAGES, "max_tokens": 30, "seed": 3, "temperature": 1.5, "logprobs": True,
+        "n": 3, "chat_template_kwargs": {"enable_thinking": thinks},
         **({"tools": [TOOL]} if offers_tools else {}),
     }  # fmt: skip
     expected = with_tools.client.post("/v1/chat/completions", json=body).json()["choices"]

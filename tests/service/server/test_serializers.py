@@ -59,12 +59,12 @@ def test_node_has_the_operation_that_created_it(served: Served, loom: str) -> No
 def test_search_rounds_name_nodes_by_number(served: Served, loom: str, strategy: str) -> None:
     """Also nodes that a round adds by itself, before anything below them grows."""
     client = served.client
-    body = {"strategy": strategy, "n": 3, "seed": 1, "budget_tokens": 500, "wait": True}
+    body = {"strategy": strategy, "n": 3, "seed": 1, "budget_tokens": 250, "wait": True}
     job = client.post(f"{loom}/runs", json=body).json()["job"]
     (run,) = client.get(f"{loom}/runs").json()["data"]
     assert (run["id"], run["kind"], run["status"]) == (job, "run", "ok")
     assert run["asked"] == {
-        "strategy": strategy, "node": 0, "n": 3, "seed": 1, "budget_tokens": 500
+        "strategy": strategy, "node": 0, "n": 3, "seed": 1, "budget_tokens": 250
     }  # fmt: skip
     assert run["rounds"]
     there = {entry["node"] for entry in client.get(f"{loom}/nodes").json()["data"]}
