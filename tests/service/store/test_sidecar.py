@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,14 +45,24 @@ def continuations(loom: Loom) -> list[list[int]]:
     return [node.tokens for node in loom.grow(at=loom.leaves, max_tokens=4, temperature=0)]
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> tuple[Path, list[list[int]], int]:
-    """Return the file of a loom with KV, its continuation, and its number of tokens."""
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]], int]:
+    folder = tmp_path_factory.mktemp("saved")
     with fresh() as lm:
         loom = grown(lm)
-        loom.save(tmp_path / FILE, kv=True)
+        loom.save(folder / FILE, kv=True)
         n_tokens = sum(len(node.tokens) for node in loom.walk())
-        return tmp_path / FILE, continuations(loom), n_tokens
+        return folder, continuations(loom), n_tokens
+
+
+@pytest.fixture
+def saved(
+    saved_once: tuple[Path, list[list[int]], int], tmp_path: Path
+) -> tuple[Path, list[list[int]], int]:
+    """Return the file of a loom with KV, its continuation, and its number of tokens."""
+    folder, expected, n_tokens = saved_once
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return tmp_path / FILE, expected, n_tokens
 
 
 def test_open_with_kv_prefills_nothing(saved, lm: LM) -> None:
