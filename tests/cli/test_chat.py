@@ -60,7 +60,7 @@ def test_verbose_chat_shows_sampling_of_each_answer(weft) -> None:
 
 def test_chat_undo_keeps_the_message_in_the_tree(weft) -> None:
     typed = lines(samples.greeting, samples.sum, "/undo", samples.game24, "/undo", "/undo", "/undo")
-    result = weft("chat", stdin=typed)
+    result = weft("chat", *FEW, stdin=typed)
     assert f"back before: {samples.sum}" in result.stderr
     assert "back at the beginning" in result.stderr
     assert "there is nothing to undo" in result.stderr
@@ -155,13 +155,13 @@ def test_special_tokens_of_raw_text_need_special_flag(weft) -> None:
 
 
 def test_clear_starts_another_loom(weft) -> None:
-    weft("chat", stdin=lines(samples.sum, "/clear", samples.greeting))
+    weft("chat", *FEW, stdin=lines(samples.sum, "/clear", samples.greeting))
     assert sorted(names()) == ["hello-who-you", "what-37-58"]
 
 
 def test_chat_c_continues_an_earlier_chat(weft) -> None:
-    weft("chat", stdin=lines(samples.greeting))
-    result = weft("chat", "-c", stdin=lines(samples.sum))
+    weft("chat", *FEW, stdin=lines(samples.greeting))
+    result = weft("chat", "-c", *FEW, stdin=lines(samples.sum))
     assert samples.greeting in result.stderr
     assert len(nodes(weft)) == 4
 
@@ -232,7 +232,7 @@ def test_lines_break_between_words() -> None:
 
 def test_keys_grow_read_ask_and_quit_in_one_process(weft) -> None:
     keys = lines("2", "r 1", "n", "t", "what?", "99", f"1 {samples.sum}", "q", "3")
-    step = ("--stop", r"\n", "-n", "2", "--seed", "3")
+    step = ("--stop", r"\n", "-n", "2", "--seed", "3", *FEW)
     result = weft("run", samples.game24, "-i", *step, stdin=keys)
     assert result.exit_code == 0
     assert "1-2 grow · r read · n next · q quit > " in result.stdout

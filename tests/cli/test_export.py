@@ -91,7 +91,7 @@ def test_text_export_of_a_tree_draws_equal_branches_once(weft, tmp_path: Path) -
 
 @pytest.mark.fluent
 def test_exported_children_are_in_drawing_order(weft, tmp_path: Path) -> None:
-    weft("run", samples.story, "-n", "4", "--seed", "1")
+    weft("run", samples.story, "-n", "4", "--seed", "1", "--max-tokens", "16")
     starts = [text_of(weft, node).split()[0] for node in (1, 2, 3, 4)]
     assert [child.text.split()[0] for child in loom_of("tell-story-about-fox.2").children] == starts
     for suffix in ("txt", "md", "dot", "mmd", "html"):

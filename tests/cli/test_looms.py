@@ -42,7 +42,7 @@ def test_loom_of_run_is_saved_with_prompt_branches_and_model(weft, grown) -> Non
 def test_run_without_keeping_leaves_nothing(weft, home: Path) -> None:
     shutil.rmtree(home)
     for flag in ("--no-log", "--no-keep"):
-        result = output_of(weft("run", samples.sum, "-n", "1", flag, "--json"))
+        result = output_of(weft("run", samples.sum, "-n", "1", flag, "--json", *SHORT))
         assert result["loom"] is None
         assert not home.exists()
 
@@ -69,7 +69,7 @@ def test_node_numbers_do_not_change(weft, grown) -> None:
 
 
 def test_each_loom_has_its_own_node_numbers(weft, grown) -> None:
-    weft("run", samples.sum, "-n", "1")
+    weft("run", samples.sum, "-n", "1", *SHORT)
     assert numbers(weft) == {0: None, 1: 0}
     weft("tree", NAME)
     assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0}

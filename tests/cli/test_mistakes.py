@@ -342,7 +342,7 @@ def test_full_disk_leaves_the_loom_unchanged(weft, kept, monkeypatch) -> None:
         connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
 
     monkeypatch.setattr(Database, "_configure", small)
-    result = weft("grow", "1", "-n", "4", "--max-tokens", "200")
+    result = weft("grow", "1", "-n", "4", "--max-tokens", "100")
     assert result.exit_code == 0
     assert "not saved: " in result.stderr
     assert "full" in result.stderr

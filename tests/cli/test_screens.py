@@ -174,6 +174,7 @@ def test_completion_offers_verbs_models_looms_and_nodes(weft, command, offered) 
     assert done.stdout.split() == ["tree"]
 
 
+@pytest.mark.programs
 def test_completion_without_looms_is_empty(home, offered) -> None:
     shutil.rmtree(home)
     (home.parent / "weft-home").write_text("no folder")

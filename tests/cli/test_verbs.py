@@ -47,7 +47,7 @@ def test_run_draws_equal_branches_once(weft) -> None:
 
 
 def test_piped_output_of_run_is_only_the_text(weft) -> None:
-    few = ("--max-tokens", "40", "--seed", "1")
+    few = ("--max-tokens", "16", "--seed", "1")
     branches = json.loads(weft("run", samples.sum, "-n", "3", "--json", *few).stdout)["branches"]
     for flags in ((), ("--text",)):
         result = weft("run", samples.sum, "-n", "1", *few, *flags)
