@@ -41,6 +41,7 @@ def test_good_line_is_continued_and_a_bad_one_gets_siblings(
         step.add(line).score = score
     loom.add("4 + 9 = 13 (left: 10 13 13)\n").score = 0.02
     result = Search(lm, loom, Settings.read(search.adaptive, {"seed": 1}, max_tokens=8), "adaptive")
+    result.add(loom.walk())
     judge = Judge(result, as_share=True)
     frontier = Frontier(result, judge, 3)
     open_ids, rng = frontier.expandable(widens=True), Random(2)
@@ -50,6 +51,7 @@ def test_good_line_is_continued_and_a_bad_one_gets_siblings(
     for node in list(loom.walk()):  # all of them have been completed
         ended = node.add("no")
         ended.terminal, ended.meta["answer"] = True, "likeliest"
+    result.add(loom.walk())
     proposer = Proposer(result, n_continue=1, n_suggest=1)
     wanted = Thompson(judge, proposer, 3, 4, 10, 2).next_work(result)
     assert sum(want.n or 0 for want in wanted) == 20
@@ -60,9 +62,10 @@ def search_with_lines(lm: weft.LM, lines: dict[str, float]) -> tuple[Search, Loo
     loom = Loom(lm, samples.game24)
     for line, score in lines.items():
         loom.add(line).score = score
-    return Search(
-        lm, loom, Settings.read(search.adaptive, {"seed": 1}, max_tokens=8), "adaptive"
-    ), loom
+    settings = Settings.read(search.adaptive, {"seed": 1}, max_tokens=8)
+    result = Search(lm, loom, settings, "adaptive")
+    result.add(loom.walk())
+    return result, loom
 
 
 def test_line_completed_from_its_parent_is_not_completed_once_more(lm: weft.LM) -> None:
@@ -78,6 +81,7 @@ def test_line_completed_from_its_parent_is_not_completed_once_more(lm: weft.LM) 
     assert first(anywhere=False) == []
     answer = loom.add(likely + "9 - 3 = 6 (left: 4 6)\n4 * 6 = 24 (left: 24)\nAnswer: 1 = 24")
     answer.score, answer.terminal, answer.meta["answer"] = 0.0, True, "likeliest"
+    result.add([answer])
     assert first() == [other]
     answer.meta["answer"] = "drawn"
     assert first() == [likely, other]
@@ -113,8 +117,13 @@ def test_easy_puzzle_costs_one_answer(lm: weft.LM) -> None:
     assert (result.text, result.cost.tokens) == (likeliest.text, likeliest.cost.tokens)
 
 
-def test_score_of_another_search_is_rejected(lm: weft.LM) -> None:
+def test_value_outside_0_to_1_is_rejected(lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match=r"value returned -1.5 .* needs scores from 0 to 1"):
+        search.adaptive(lm, "Once upon a time", rounds=1, max_tokens=2, value=lambda node: -1.5)
+
+
+def test_score_of_another_search_is_ignored(lm: weft.LM) -> None:
     loom = Loom(lm, "Once upon a time")
     loom.add("there was\n").score = -1.5
-    with pytest.raises(ConfigError, match=r"has the score -1.5; adaptive needs scores from 0 to 1"):
-        search.adaptive(lm, loom, rounds=1, max_tokens=2)
+    result = search.adaptive(lm, loom, rounds=1, max_tokens=2, answer_tokens=4, seed=1)
+    assert loom.children[0] not in {node for group in result.answers for node in group.nodes}

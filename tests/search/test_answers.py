@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
 from shallow import shallow
-from weft import LM, Heddle
+from weft import LM, Heddle, Loom
 from weft.errors import ConfigError
-from weft.search import beam, best_of_n, greedy, smc, tot, weighted_best_of_n
+from weft.search import Level, SearchResult, beam, best_of_n, greedy, smc, tot, weighted_best_of_n
 from weft.search.answers import answer_reader, answer_verifier
 
 TEXTS = ["It is 4.\nAnswer: 4", "Answer: 4", "So 5?", "Answer: 7"]
@@ -110,6 +111,52 @@ def test_check_decides_between_answers_and_is_named() -> None:
     assert none.reason == (
         "no answer passes the check, and this text has the highest mean log-probability of 4"
     )
+
+
+def answer_nodes(result: SearchResult) -> set[Heddle]:
+    return {node for group in result.answers for node in group.nodes}
+
+
+def test_second_vote_counts_only_its_own_answers() -> None:
+    loom = Loom(model(), "2 + 2?")
+    loom.add("Answer: 7")
+    first = best_of_n(model(), loom, n=4, propose=propose, seed=1)
+    loom.grow(n=1, max_tokens=2)
+    earlier = set(loom.children)
+    second = best_of_n(model(), loom, n=3, propose=lambda ns: [TEXTS[1:] for _ in ns], seed=1)
+    assert answer_nodes(first) == set(loom.children[1:5])
+    assert answer_nodes(second) == set(loom.children) - earlier
+    assert [group.count for group in second.answers] == [1, 1, 1]
+
+
+def test_tree_search_after_a_vote_ranks_only_its_own_lines() -> None:
+    loom = Loom(model(), "Once")
+    voted = best_of_n(model(), loom, n=4, max_tokens=4, seed=1)
+    result = tot(model(), loom, breadth=2, n_continue=2, depth=2, max_tokens=6, seed=2)
+    assert result.best not in answer_nodes(voted)
+    assert not answer_nodes(voted) & answer_nodes(result)
+    alone = tot(model(), "Once", breadth=2, n_continue=2, depth=2, max_tokens=6, seed=2)
+    assert (result.text, result.reason) == (alone.text, alone.reason)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_resumed_search_counts_the_answers_that_it_continues(n: int, tmp_path: Path) -> None:
+    loom = Loom(model(), "2 + 2?")
+    loom.add("Answer: 7")
+    file = tmp_path / "search.loom.json"
+    options = {"breadth": n, "depth": 2, "n_continue": n, "max_tokens": 6, "answer_tokens": 4}
+
+    def stop(level: Level) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tot(model(), loom, seed=1, resume=file, progress=stop, **options)
+    resumed = tot(model(), loom, seed=1, resume=file, **options)
+    alone = tot(model(), "2 + 2?", seed=1, **options)
+    assert [(g.answer, g.count) for g in resumed.answers] == [
+        (g.answer, g.count) for g in alone.answers
+    ]
+    assert "Answer: 7" not in {node.text for node in answer_nodes(resumed)}
 
 
 def test_judge_scores_answers_by_the_probability_of_yes() -> None:

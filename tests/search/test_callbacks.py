@@ -16,7 +16,7 @@ import weft
 from searches import DEFAULT, SMALL, by_default, call, given, tree
 from weft import Heddle, Loom, samples, search
 from weft.errors import ConfigError
-from weft.search import score
+from weft.search import SearchResult, score
 
 # A sum is answered in two lines: small enough for every search, many times over.
 EVERY: dict[str, dict[str, Any]] = {
@@ -379,10 +379,25 @@ def test_greedy_with_options_of_other_searches_raises(lm: weft.LM) -> None:
             search.greedy(lm, samples.sum, **{name: value})  # type: ignore[arg-type]
 
 
-def test_existing_answers_are_verified_by_the_current_verifier(lm: weft.LM) -> None:
+def test_answer_that_an_earlier_verifier_accepted_is_no_answer_of_this_search(lm: weft.LM) -> None:
     loom = Loom(lm, samples.sum)
     first = search.best_of_n(lm, loom, n=2, seed=1, verifier=lambda text: True)
     assert first.best.meta["solved"] is True
     second = search.best_of_n(lm, loom, n=2, seed=1, verifier=lambda text: False)
     assert second.solved is False
-    assert not any(node.meta["solved"] for node in loom.children)
+    assert not any(node.meta["solved"] for node in loom.children[2:])
+
+
+def test_line_that_is_proposed_once_more_is_verified_once_more(lm: weft.LM) -> None:
+    loom = Loom(lm, samples.sum)
+
+    def run(verdict: bool) -> SearchResult:
+        def propose(nodes: list[Heddle]) -> list[list[str]]:
+            return [["It is 7.\n"] for _ in nodes]
+
+        options = {"propose": propose, "verifier": lambda text: verdict, "complete": False}
+        return search.tot(lm, loom, depth=1, seed=1, **options)
+
+    first, second = run(True), run(False)
+    assert (first.best, first.solved, second.solved) == (second.best, True, False)
+    assert [child.text for child in loom.children] == ["It is 7.\n"]

@@ -31,7 +31,9 @@ def scored(lm: weft.LM) -> Search:
     for line in ("10 - 4 = 6 (left: 4 6)\n", "4 + 4 = 8 (left: 8 10)\n"):
         below.add(line).score = rng.random()
     loom.children[1].add("9 - 3 = 6 (left: 4 6)\n").score = rng.random()
-    return Search(lm, loom, Settings.read(search.mcts, {"seed": 1}, max_tokens=8), "mcts")
+    result = Search(lm, loom, Settings.read(search.mcts, {"seed": 1}, max_tokens=8), "mcts")
+    result.add(loom.walk())
+    return result
 
 
 def naive(node: Heddle, exploration: float) -> Heddle:

@@ -103,7 +103,6 @@ class Thompson:
         if search.round >= self.rounds or has_correct_answer(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
-        check_scores(frontier.nodes[1:], "a node below the start has the score {}")
         if likely := frontier.paths_to_complete(anywhere=search.checks):
             return [WorkItem(likely[0], "answers", 1, 0.0)]
         drawn = Counter[tuple[Heddle, str | None]]()
@@ -116,7 +115,7 @@ class Thompson:
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Return the new nodes, best first; raise ConfigError for scores outside 0 to 1."""
-        check_scores(candidates, "value returned {} for a node")
+        _check_scores(candidates)
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
@@ -138,16 +137,12 @@ class Thompson:
         return max(names, key=lambda name: draw_from_scores(scores[name], rng))
 
 
-def check_scores(nodes: Iterable[Heddle], message: str) -> None:
-    """Raise ConfigError if a node's score is outside 0 to 1.
-
-    message: the start of the error message; {} in it stands for the score.
-    """
+def _check_scores(nodes: Iterable[Heddle]) -> None:
+    """Raise ConfigError if a node's score is outside 0 to 1."""
     for node in nodes:
         if not 0 <= (node.score or 0.0) <= 1:
             raise ConfigError(
-                f"{message.format(node.score)}; adaptive needs scores from 0 to 1",
-                hint="search below another node, or remove the nodes that another search scored",
+                f"value returned {node.score} for a node; adaptive needs scores from 0 to 1"
             )
 
 

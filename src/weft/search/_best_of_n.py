@@ -261,7 +261,8 @@ class Answers:
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the answers, best first; the partial ones if the budget cut off all."""
         answers = self.nodes(search)
-        return self._ranked(search, answers or list(filter(is_incomplete, search.start.children)))
+        partial = filter(is_incomplete, search.children(search.start))
+        return self._ranked(search, answers or list(partial))
 
     def votes(self, search: Search) -> list[Vote]:
         """Return one `Vote` per distinct answer, most votes first."""

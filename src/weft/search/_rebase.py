@@ -93,7 +93,7 @@ class BalancedWidths:
             return []
         if not search.round:
             return [WorkItem(search.start, n=self.width)]
-        n_ended = sum(map(search.is_end, search.start.walk()))
+        n_ended = sum(map(search.is_end, search.nodes()))
         nodes = search.nodes_by_id(search.state["level"][str(search.round)])
         open_nodes = [node for node in nodes if not search.is_end(node)]
         scores = [node.score or 0.0 for node in open_nodes]

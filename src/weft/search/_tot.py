@@ -158,7 +158,7 @@ class DepthFirst:
         """Return True if the checker accepted an answer; without a checker, if a path has ended."""
         if search.checks:
             return has_correct_answer(search)
-        below = (node for node in search.start.walk() if node is not search.start)
+        below = (node for node in search.nodes() if node is not search.start)
         return any(
             search.is_end(node) or (self._is_full(search, node) and not search.completes)
             for node in below
@@ -179,7 +179,7 @@ class DepthFirst:
                 continue
             visited.add(place)
             order.append(node)
-            steps = [child for child in node.children if child.score is not None]
+            steps = [child for child in search.children(node) if child.score is not None]
             kept = best_per_state(search, self.judge, steps)[: self.breadth]
             stack += reversed(kept)
         return order

@@ -188,8 +188,8 @@ def explained(search: Search, judge: Judge, result: SearchResult) -> SearchResul
 
 def _finished(search: Search, best: Heddle) -> list[Heddle]:
     """Return the nodes whose texts are answers: finished or checked paths, else all paths."""
-    nodes = [node for node in search.start.walk() if node is not search.start]
-    leaves = [node for node in nodes if search.is_end(node) or not node.children]
+    nodes = [node for node in search.nodes() if node is not search.start]
+    leaves = [node for node in nodes if search.is_end(node) or not search.children(node)]
     finished = [node for node in leaves if search.is_end(node) or "solved" in node.meta] or leaves
     is_missing = best is not search.start and best not in finished
     return [*finished, best] if is_missing else finished

@@ -6,7 +6,7 @@ import ast
 import json
 import os
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -41,6 +41,8 @@ KEY = "search"
 LIKELIEST = "likeliest"
 # Value of `meta["closed"]`: the constraint forbids all proposals below the node.
 FORBIDDEN = "constraint"
+# Keys of a node's meta that belong to one search.
+_OWN_NOTES = ("answer", "closed", "drawn", "opened", "solved")
 # Keys of a node's meta that a search continues from.
 _NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")
 _AVERAGED = ("mcts", "adaptive")  # searches that average values
@@ -136,6 +138,7 @@ class Search:
             else None
         )
         self.start, self.loom = (fresh, loom) if saved is None else (saved, saved)
+        self._node_ids = {self.start.id}  # see `nodes`
         self.task = settings.task or read_task(self.loom)
         self._name = name
         self._read_functions()
@@ -226,10 +229,9 @@ class Search:
         """
         judge.check_engine()
         if not self.round:
-            # The first state may be an answer. In an existing tree, another checker may have
-            # verified the answers.
-            nodes = self.start.walk()
-            yield from judge.verify([n for n in nodes if self.uses_states or n is not self.start])
+            _drop_notes(self.start)
+            if self.uses_states:  # the first state may be an answer
+                yield from judge.verify([self.start])
         while not self.done:
             items = list(algorithm.next_work(self))
             if not items or self.meter.out_of_time():
@@ -259,11 +261,12 @@ class Search:
         texts = self.constrained_texts
         if texts is None:
             return False
-        leaves = [node for node in self.start.leaves if node.score is not None] or [self.start]
+        nodes = self.nodes()
+        leaves = [n for n in nodes if n.score is not None and not self.children(n)] or [self.start]
         first = self.level(self.start)
         closed = {
             node.id
-            for node in self.start.walk()
+            for node in nodes
             if node.meta.get("closed") == FORBIDDEN and self.level(node) - first < depth
         }
         # The model may have completed a path after which the constraint forbade all proposals.
@@ -294,6 +297,30 @@ class Search:
                 hint="search below a node that still exists",
             )
         return [by_id[each] for each in ids]
+
+    # Its nodes
+
+    def nodes(self) -> list[Heddle]:
+        """Return the start and the nodes that this search proposed or generated, depth first.
+
+        A node of an earlier search counts once this search proposes the same line. Other nodes
+        below the start do not count.
+        """
+        return [node for node in self.start.walk() if node.id in self._node_ids]
+
+    def children(self, node: Heddle) -> list[Heddle]:
+        """Return the children that this search proposed or generated."""
+        return [child for child in node.children if child.id in self._node_ids]
+
+    def add(self, nodes: Iterable[Heddle]) -> None:
+        """Add nodes that the search has just created."""
+        self._node_ids.update(node.id for node in nodes)
+
+    def adopt(self, node: Heddle) -> None:
+        """Add a node that may be older than the search; drop the notes of an earlier search."""
+        if node.id not in self._node_ids:
+            self._node_ids.add(node.id)
+            _drop_notes(node)
 
     # The meaning of a node
 
@@ -365,7 +392,7 @@ class Search:
     def is_end(self, node: Heddle) -> bool:
         """Return True if nothing can be generated below the node."""
         closed = bool(node.meta.get("closed")) and not any(
-            child.score is not None for child in node.children
+            child.score is not None for child in self.children(node)
         )
         return node.terminal or closed or self.is_solved(node)
 
@@ -378,6 +405,7 @@ class Search:
         kept = {
             "shape": self._shape,
             "start": self.start.id,
+            "others": [n.id for n in self.start.walk() if n.id not in self._node_ids],
             "round": self.round,
             "state": self.state,
             "meter": self.meter.state(),
@@ -414,6 +442,7 @@ class Search:
                 f"seed is {seed}, but {path} has seed {record['meter']['seed']}; leave it out"
             )
         self.start = saved.find(record["start"])
+        self._node_ids = {node.id for node in self.start.walk()} - set(record["others"])
         self.round, self.state, self.done = record["round"], record["state"], record["done"]
         self.meter.restore(record["meter"])
         if self.uses_states:
@@ -500,6 +529,12 @@ class Search:
             if not self.checks or self.is_solved(end):
                 return end
         return best or paths[0]
+
+
+def _drop_notes(node: Heddle) -> None:
+    """Remove what an earlier search noted in a node's meta."""
+    for key in _OWN_NOTES:
+        node.meta.pop(key, None)
 
 
 def _hashable_state(state: tuple[Any], node: Heddle) -> Hashable:

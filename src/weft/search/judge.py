@@ -174,7 +174,7 @@ def max_rounds(rounds: int | None, search: Search, *, checked: int, unchecked: i
 
 def has_correct_answer(search: Search) -> bool:
     """Return True if there is a checker, and it has accepted some node."""
-    return search.checks and any(map(search.is_solved, search.start.walk()))
+    return search.checks and any(map(search.is_solved, search.nodes()))
 
 
 def rank_answers(search: Search) -> list[Heddle]:
@@ -188,7 +188,7 @@ def rank_answers(search: Search) -> list[Heddle]:
     Otherwise ended paths come next, and then the others, each by the caller's score and then by
     depth. Without that score they come by depth first, because likelihood favors short paths.
     """
-    nodes = [n for n in search.start.walk() if n is not search.start and n.score is not None]
+    nodes = [n for n in search.nodes() if n is not search.start and n.score is not None]
     if not search.completes:
         is_scored_by_caller = search.value is not None
 
@@ -210,7 +210,7 @@ def rank_answers(search: Search) -> list[Heddle]:
         kind = 1 if node.terminal else 0
         if search.is_solved(node):
             kind = 3
-        elif steps and level >= steps and not node.children and not node.terminal:
+        elif steps and level >= steps and not search.children(node) and not node.terminal:
             kind = 2
         level_key = 0 if node.terminal else -level
         return (search.is_rejected(node), -kind, level_key, -(node.score or 0.0))
@@ -223,7 +223,7 @@ def is_step(node: Heddle) -> bool:
     return node.score is not None and not node.meta.get("answer")
 
 
-def is_completed(node: Heddle) -> bool:
+def is_completed(search: Search, node: Heddle) -> bool:
     """Return True if the model has already completed this path to a full answer.
 
     That is so if an answer was drawn below the node. It is also so if the likeliest completion of
@@ -231,12 +231,12 @@ def is_completed(node: Heddle) -> bool:
     """
     text = ""
     for above in reversed(node.path):
-        for child in above.children:
+        for child in search.children(above):
             is_likeliest = child.meta.get("answer") == LIKELIEST
             if is_likeliest and child.text.strip().startswith(text.strip()):
                 return True
         text = above.text + text
-    return any(child.meta.get("answer") for child in node.children)
+    return any(child.meta.get("answer") for child in search.children(node))
 
 
 class Frontier:
@@ -253,7 +253,7 @@ class Frontier:
     """
 
     def __init__(self, search: Search, judge: Judge, depth: int) -> None:
-        """Read the tree below the start.
+        """Read the search's tree.
 
         depth: maximum number of levels below the start.
 
@@ -261,11 +261,11 @@ class Frontier:
         """
         self.search = search
         self.depth = depth
-        self.nodes = list(search.start.walk())
+        self.nodes = search.nodes()
         self.visits: dict[str, int] = {}
         self.total: dict[str, float] = {}
         self.repeats: dict[str, int] = {}
-        self.steps = {node.id: list(filter(is_step, node.children)) for node in self.nodes}
+        self.steps = {n.id: list(filter(is_step, search.children(n))) for n in self.nodes}
         self._sum_up()
         self.closed = self._find_closed(judge)
 
@@ -285,7 +285,7 @@ class Frontier:
             if node.id not in self.closed
             and (anywhere or self.is_full(node))
             and (node is self.search.start or (node.score or 0) >= LIKELY)
-            and not is_completed(node)
+            and not is_completed(self.search, node)
         ]
         return sorted(ranked(nodes), key=lambda node: node is not self.search.start)
 
@@ -314,7 +314,7 @@ class Frontier:
     def _sum_up(self) -> None:
         """Compute `visits`, `total` and `repeats` of all nodes, leaves first."""
         for node in reversed(self.nodes):
-            below = node.children
+            below = self.search.children(node)
             self.visits[node.id] = (node.score is not None) + sum(
                 self.visits[child.id] for child in below
             )
@@ -332,7 +332,7 @@ class Frontier:
             if node is search.start:
                 continue
             key = search.merge_key(node)
-            ended = search.is_end(node) or (self.is_full(node) and is_completed(node))
+            ended = search.is_end(node) or (self.is_full(node) and is_completed(search, node))
             if not is_step(node) or ended or key is None or key in keys:
                 closed.add(node.id)
             elif judge.is_hopeless(node):

@@ -122,7 +122,9 @@ class Proposer:
         items: nodes, and how many lines each should get.
         """
         if self.draw_exactly is not None:
-            return (yield from self.draw_exactly(items))
+            drawn = yield from self.draw_exactly(items)
+            self.search.add(drawn)
+            return drawn
         candidates: list[Heddle] = []
         for source in self.sources:
             own = [item for item in items if item.by in (None, source.by)]
@@ -220,6 +222,7 @@ class Proposer:
             context = _PromptContext(self.search, source, stack)
             rows = context.rows([(item, self.search.level(item.node)) for item in items])
             children = (yield from self._grow_lines(rows, context)) if rows else []
+            self.search.add(children)
             lines = [child for child in children if not is_incomplete(child)]
             candidates: list[Heddle] = []
             for line in lines:
@@ -227,6 +230,7 @@ class Proposer:
                     candidates.append(self._get_or_add_child(node, line.text, line))
                 elif id(line.parent) not in context.prompt_loom_ids:
                     candidates.append(merge_into_sibling(line) if self.merges else line)
+                    self.search.adopt(candidates[-1])
                 else:
                     continue
                 _count_drawn(candidates[-1])
@@ -267,6 +271,7 @@ class Proposer:
         if temperature is not None:
             sampling["temperature"] = temperature
         answers = yield from self.grow(nodes, max_tokens=max_tokens, **sampling)
+        self.search.add(answers)
         for source in self.sources:
             if source.by and source.lm is not None and source.lm is self.lm:
                 for node in answers:
@@ -335,7 +340,9 @@ class Proposer:
             return [rng.choice(pairs) for _ in range(item.n)] if pairs else []
         if self.merges:
             existing = {
-                child.text.strip() for child in item.node.children if not is_incomplete(child)
+                child.text.strip()
+                for child in self.search.children(item.node)
+                if not is_incomplete(child)
             }
             pairs = list({p[0].strip(): p for p in pairs if p[0].strip() not in existing}.values())
         self._unused_proposals[by, item.node.id] = pairs[item.n :]
@@ -349,9 +356,13 @@ class Proposer:
         """Record that a source has no more proposals below a node; close a node without sources."""
         self._exhausted.add((source.by, node.id))
         if not self.open_sources(node):
-            is_forbidden = node.id in self._forbidden and not _proposals(node)
+            is_forbidden = node.id in self._forbidden and not self._proposals(node)
             node.meta["closed"] = FORBIDDEN if is_forbidden else True
             self.n_closed += 1
+
+    def _proposals(self, node: Heddle) -> list[Heddle]:
+        """Return the children that are proposed lines, not full answers."""
+        return [child for child in self.search.children(node) if not child.meta.get("answer")]
 
     # The constraint
 
@@ -399,6 +410,9 @@ class Proposer:
         is_new = child is None
         if child is None:
             child = node.add(text) if texts is None else texts.add(node, text)
+            self.search.add([child])
+        else:
+            self.search.adopt(child)
         if line is not None and child.finish_reason is None and not child.logprobs:
             child.terminal, child.finish_reason = line.terminal, line.finish_reason
             if line.legal_logmass:  # of another model's tokens, which the child does not have
@@ -552,11 +566,6 @@ def _text_state_pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
         if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
             raise call.invalid_result_error(answer)
     return [(text, state) for text, state in items]
-
-
-def _proposals(node: Heddle) -> list[Heddle]:
-    """Return the children that are proposed lines, not full answers."""
-    return [child for child in node.children if not child.meta.get("answer")]
 
 
 def _count_drawn(child: Heddle) -> None:

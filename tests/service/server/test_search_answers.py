@@ -30,6 +30,16 @@ def test_result_has_groups_with_nodes_the_measure_and_a_reason(served: Served) -
     }
 
 
+def test_second_search_at_a_prompt_counts_only_its_own_branches(served: Served) -> None:
+    _, path = search(served, max_tokens=2)
+    body = {**BODY, "n": 2, "max_tokens": 2, "seed": 2}
+    second = served.client.post(f"{path}/runs", json=body).json()
+    branches = {branch["node"] for branch in second["branches"]}
+    counted = [node for group in second["result"]["answers"] for node in group["nodes"]]
+    assert len(counted) == 2
+    assert set(counted) == branches
+
+
 def test_judge_and_check_of_a_request_are_used(served: Served) -> None:
     answer, _ = search(served, judge="Is {text} right?", check=".*", answer=r"(?s).+")
     result = answer.json()["result"]

@@ -26,7 +26,6 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
           : result.solved === false
             ? 'Checked: no candidate is correct; this one ranked best.'
             : 'Not verified.'}
-        {!run.rounds.length && ' The answer was already in the tree.'}
       </p>
       <div class="actions">
         <button type="button" class="button" disabled={!isThere(best)} onClick={() => loom.navigate(best)}>
