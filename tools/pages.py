@@ -146,7 +146,7 @@ def engines_page() -> str:
         "",
         "<!-- Written by `make pages` from weft.engines.capabilities. Changes here are lost. -->",
         "",
-        "An engine runs the model. Trees, branches, search and constraints are the same on all.",
+        "An engine runs the model. Trees, branches, search and constraints have one API on all.",
         "`weft.load` and `-m` choose the engine by the model; `engine=` and `--engine` set it.",
         "`weft doctor` shows which engines are installed. An empty cell means no: the call raises",
         "`Unsupported`. [Write an engine](write-an-engine.md).",
