@@ -50,7 +50,7 @@ def test_selected_branch_grows_and_its_children_are_selectable(desk: Desk, page:
 def test_lanes_of_all_branches_appear_before_the_first_step(
     desk: Desk, page: Page, gate: Gate
 ) -> None:
-    """Their height is fixed, and nothing above them moves while they fill."""
+    """Their height is fixed, and nothing moves while they fill."""
     desk.sets(n=6, max_tokens=60)
     desk.open_loom()
     gate.hold(0)
@@ -59,19 +59,55 @@ def test_lanes_of_all_branches_appear_before_the_first_step(
     desk.until(lambda: len(desk.lanes) == 6, "six lanes")
     desk.painted()
     lanes = page.locator("article[data-lane]")
-    before = lanes.evaluate_all("all => all.map((each) => each.getBoundingClientRect().height)")
-    top = desk.text.evaluate("(each) => each.getBoundingClientRect().top")
-    gate.hold(6)
-    desk.until(
-        lambda: all(lanes.nth(at).inner_text().strip() for at in range(6)), "text in every lane"
-    )
-    gate.open()
-    desk.wait_grown()
-    expect(page.get_by_role("contentinfo").locator(".growing")).to_have_count(0)
+    heights = "all => all.map((each) => each.getBoundingClientRect().height)"
+    before = lanes.evaluate_all(heights)
+    top = desk.text.evaluate(TOP)
+    gate.hold(40)
+    desk.until(lambda: len(lanes.nth(5).inner_text()) > 60, "text in the last lane")
+    gate.wait_stopped()
     desk.painted()
-    after = lanes.evaluate_all("all => all.map((each) => each.getBoundingClientRect().height)")
-    assert before == after
-    assert desk.text.evaluate("(each) => each.getBoundingClientRect().top") == top
+    assert lanes.evaluate_all(heights) == before
+    assert desk.text.evaluate(TOP) == top
+    gate.open()
+    desk.wait_known()
+
+
+TOP = "(each) => each.getBoundingClientRect().top"
+# The height of a lane's window minus the height of its text.
+SPARE = "(each) => each.clientHeight - each.firstElementChild.offsetHeight"
+
+
+@pytest.mark.parametrize("max_tokens", [6, 220])
+def test_finished_lane_is_as_high_as_its_text(desk: Desk, page: Page, max_tokens: int) -> None:
+    desk.open_loom(template=False)
+    grown = desk.grow(n=3, wait=False, **desk.endless() | {"max_tokens": max_tokens})
+    desk.until(lambda: desk.lanes == grown, "three lanes")
+    desk.wait_known()
+    nodes = desk.nodes()
+    for node in grown:
+        text = desk.lane(node).locator(".lane-text")
+        desk.until(lambda text=text: text.evaluate(SPARE) == 0, "no space and nothing cut off")
+        assert text.inner_text().split() == nodes[node]["text"].split()
+
+
+def test_text_above_stays_in_place_when_lanes_become_shorter(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
+    desk.sets(n=4, max_tokens=3)
+    page.set_viewport_size({"width": 1440, "height": 600})
+    desk.open_loom()
+    gate.hold(0)
+    desk.press("g")
+    desk.until(lambda: len(desk.lanes) == 4, "four lanes")
+    page.locator(".reading").evaluate("(each) => { each.scrollTop = 50 }")
+    desk.painted()
+    top = desk.text.evaluate(TOP)
+    gate.open()
+    desk.wait_known()
+    desk.until(
+        lambda: desk.lane(4).locator(".lane-text").evaluate(SPARE) == 0, "the lanes are shorter"
+    )
+    assert desk.text.evaluate(TOP) == top
 
 
 def test_page_shows_grown_branches_to_the_last_token(desk: Desk, page: Page) -> None:
@@ -216,8 +252,7 @@ def test_a_finished_branch_shows_all_of_its_text_on_a_phone(desk: Desk, page: Pa
     lane = desk.lane(1)
     expect(lane).to_have_attribute("data-state", "done")
     text = lane.locator(".lane-text")
-    hidden = "(each) => each.firstElementChild.offsetHeight - each.clientHeight"
-    desk.until(lambda: text.evaluate(hidden) <= 1, "nothing is cut off")
+    desk.until(lambda: text.evaluate(SPARE) == 0, "nothing is cut off")
     assert desk.nodes()[1]["text"].strip()[:30] in (text.inner_text())
 
 

@@ -50,7 +50,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
         </ul>
       )}
       {(lanes.size > 0 || asking > 0) && (
-        <section ref={section} class="lanes" aria-label="Growing">
+        <section ref={section} class="lanes" aria-label="Growing" style={{ '--lanes': lanes.size + asking }}>
           {[...children.filter((each) => lanes.has(each)), ...gone].map((each) => (
             <Lane key={each} loom={loom} lane={lanes.get(each)!} k={order.indexOf(each) + 1} />
           ))}

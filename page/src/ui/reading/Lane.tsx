@@ -1,4 +1,4 @@
-/** One branch while it grows: of a fixed height, with its last lines in sight. */
+/** One branch: its last lines in a fixed height while it grows, then all of its text. */
 import { Copy, RotateCcw, Square, X } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import { emptyLabel } from '../../model/label'
@@ -26,10 +26,10 @@ export function Lane({ loom, lane, k }: LaneProps) {
   lane.version.value
   const isFailed = lane.state === 'failed'
   const [isUnfolded, setUnfolded] = useState(false)
-  // Nothing more comes, and nothing else has it: all of it is there to be read.
-  const isFull = isUnfolded || isFailed
+  const isFull = isUnfolded || lane.isOver
   const opens = lane.state === 'done' && loom.tree.get(lane.node) !== undefined
   const isThere = loom.tree.get(lane.node) !== undefined
+  const text = tail(lane.text, isFull).replace(/^[^\S\n]+/, '')
   const isEmpty = lane.isOver && !lane.text && !isFailed
   return (
     <article
@@ -51,8 +51,8 @@ export function Lane({ loom, lane, k }: LaneProps) {
         {k}
       </button>
       <div
-        class={`lane-text ${isFull ? 'whole' : ''}`}
-        title={isFailed ? undefined : opens ? 'Go to this branch' : isFull ? 'Fold' : 'Show all'}
+        class={`lane-text ${isUnfolded ? 'whole' : ''}`}
+        title={opens ? 'Go to this branch' : lane.isOver ? undefined : isUnfolded ? 'Fold' : 'Show all'}
         onClick={() => {
           if (getSelection()?.toString()) return
           if (opens) loom.navigate(lane.node)
@@ -60,13 +60,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
         }}
         onDblClick={() => loom.navigate(lane.node)}
       >
-        <p>
-          {isEmpty ? (
-            <span class="muted">{emptyLabel(lane.finish === 'stop')}</span>
-          ) : (
-            tail(lane.text, isFull || lane.isOver).replace(/^[^\S\n]+/, '')
-          )}
-        </p>
+        {isEmpty ? <p class="muted">{emptyLabel(lane.finish === 'stop')}</p> : <p>{text}</p>}
       </div>
       <Caption loom={loom} lane={lane} />
     </article>
