@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from browsing import Desk, assert_accessible, expect
+from browsing import Desk, Gate, assert_accessible, expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -120,13 +121,51 @@ def test_stories_and_plain_answers_are_shown_token_by_token(desk: Desk, page: Pa
     expect(text.locator("[data-markdown]")).to_have_count(0)
 
 
-def test_growing_answer_is_shown_as_markdown(desk: Desk, page: Page) -> None:
-    text = chat_with(desk, "**Foxes** are")
-    desk.press("g")
-    desk.until(lambda: len(desk.nodes()) > 2, "the answer continues")
+def grow_marked(desk: Desk) -> int:
+    """Let an answer with Markdown grow, and return its node once it has a lane."""
+    start = re.escape(
+        "**Foxes** are [quick](https://outside.example).\n\n```python\nfox = 1\n```\n"
+    )
+    (node,) = desk.grow(n=1, wait=False, regex=f"{start}[a-z ]{{300}}", max_tokens=400)
+    desk.until(lambda: desk.lanes == [node], "a lane")
+    return node
+
+
+def test_growing_answer_is_shown_as_markdown(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.open_loom("Tell me about foxes.")
+    gate.hold(0)
+    node = grow_marked(desk)
+    desk.press("1")
+    desk.until(lambda: desk.current == node, "it is the current node")
+    gate.hold(60)
+    expect(desk.text.locator("strong")).to_have_text("Foxes")
+    expect(desk.text.locator("pre")).to_have_text("fox = 1")
+    assert desk.nodes()[node]["growing"]
+    gate.open()
     desk.wait_known()
-    expect(text.locator("strong")).to_have_text("Foxes")
-    expect(text.locator("[data-markdown]")).to_contain_text("Foxes are")
+    expect(desk.text.locator("strong")).to_have_text("Foxes")
+
+
+def test_branches_of_a_chat_are_shown_as_markdown(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.open_loom("Tell me about foxes.")
+    gate.hold(60)
+    node = grow_marked(desk)
+    lane = desk.lane(node).locator(".lane-text")
+    expect(lane.locator("strong")).to_have_text("Foxes")
+    assert desk.nodes()[node]["growing"]
+    gate.open()
+    desk.wait_known()
+    expect(lane.locator("pre")).to_have_text("fox = 1")
+    page.reload()
+    child = page.locator(f".children [data-child='{node}']")
+    expect(child.locator("pre")).to_have_text("fox = 1")
+    expect(child.locator("a, button")).to_have_count(0)  # it is a button itself
+    assert_accessible(page)
+    desk.press("d")
+    expect(child).to_contain_text("**Foxes** are [quick]")
+    desk.press("d")
+    child.locator("pre").click()
+    desk.until(lambda: desk.current == node, "a click goes to the branch")
 
 
 def test_hostile_markdown_runs_nothing_and_requests_nothing(desk: Desk, page: Page) -> None:

@@ -1,16 +1,23 @@
 /** A text as Markdown: elements built from the parser's tokens. Markup in the text is shown as text. */
 import type { Token, Tokens } from 'marked'
-import type { ComponentChildren } from 'preact'
-import { useMemo } from 'preact/hooks'
+import { type ComponentChildren, createContext } from 'preact'
+import { useContext, useMemo } from 'preact/hooks'
 import { safeLink } from '../../model/markdown'
 import { Copy } from './Copy'
 import { Maths } from './Maths'
 import { decoded, type MathToken, parse } from './parse'
 import './markdown.css'
 
-export function MarkdownView({ text }: { text: string }) {
+/** True in a preview, which is a part of a button: it has no links and no controls. */
+const IsPreview = createContext(false)
+
+export function MarkdownView({ text, isPreview = false }: { text: string; isPreview?: boolean }) {
   const tokens = useMemo(() => parse(text), [text])
-  return <div class="markdown">{all(tokens)}</div>
+  return (
+    <IsPreview.Provider value={isPreview}>
+      <div class={isPreview ? 'markdown preview' : 'markdown'}>{all(tokens)}</div>
+    </IsPreview.Provider>
+  )
 }
 
 const all = (tokens: readonly Token[] | undefined): ComponentChildren =>
@@ -66,14 +73,15 @@ function Part({ token }: { token: Token }) {
 }
 
 function CodeBlock({ token }: { token: Tokens.Code }) {
+  const isPreview = useContext(IsPreview)
   const language = token.lang?.split(/\s/)[0]
   return (
     <figure class="code-block">
       <figcaption class="row caption">
         <span class="grow">{language || 'code'}</span>
-        <Copy text={token.text} />
+        {!isPreview && <Copy text={token.text} />}
       </figcaption>
-      <pre tabIndex={0}>
+      <pre tabIndex={isPreview ? undefined : 0}>
         <code>{token.text}</code>
       </pre>
     </figure>
@@ -101,13 +109,14 @@ function List({ token }: { token: Tokens.List }) {
 }
 
 function Table({ token }: { token: Tokens.Table }) {
+  const isPreview = useContext(IsPreview)
   const cell = (Tag: 'th' | 'td', { tokens, align }: Tokens.TableCell, at: number) => (
     <Tag key={at} data-align={align ?? undefined} dir="auto">
       {all(tokens)}
     </Tag>
   )
   return (
-    <div class="table" tabIndex={0} role="group" aria-label="Table">
+    <div class="table" tabIndex={isPreview ? undefined : 0} role="group" aria-label="Table">
       <table>
         <thead>
           <tr>{token.header.map((each, at) => cell('th', each, at))}</tr>
@@ -123,8 +132,10 @@ function Table({ token }: { token: Tokens.Table }) {
 }
 
 function Link({ token }: { token: Tokens.Link }) {
+  const isPreview = useContext(IsPreview)
   const href = safeLink(token.href)
   if (href === null) return <>{token.raw}</>
+  if (isPreview) return <>{all(token.tokens)}</>
   return (
     <a href={href} target="_blank" rel="noreferrer noopener nofollow" title={href}>
       {all(token.tokens)}
@@ -134,9 +145,11 @@ function Link({ token }: { token: Tokens.Link }) {
 
 /** Images are not loaded: their hosts would learn who reads. */
 function Image({ token }: { token: Tokens.Image }) {
+  const isPreview = useContext(IsPreview)
   const href = safeLink(token.href)
   const name = `Image: ${token.text || token.href}`
   if (href === null) return <>{token.raw}</>
+  if (isPreview) return <>{name}</>
   return (
     <a href={href} target="_blank" rel="noreferrer noopener nofollow" title={href}>
       {name}

@@ -16,6 +16,7 @@ import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
 import { sentence } from '../../state/toasts'
 import { joined } from './Lane'
+import { isBranchRendered, RenderedBranch } from './Rendered'
 
 interface ChildProps {
   loom: OpenLoom
@@ -36,6 +37,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
     .slice(0, MAX_CHARS)
     .replace(/^[^\S\n]+/, '')
     .trimEnd()
+  const isRendered = node.said == null && isBranchRendered(loom, words)
   const below = loom.tree.below(number)
   const isSuggested = loom.searched.value.has(number)
   const isWritten = isHuman(node) && !isSuggested
@@ -50,9 +52,15 @@ export function Child({ loom, nodes, k }: ChildProps) {
           onClick={() => loom.navigate(number)}
         >
           <span class="k">{k}</span>
-          <span class={`child-text ${isWritten ? 'written' : ''}`}>
-            {words || (
-              <span class="muted">{text ? showWhitespace(beginning(text, 24)) : emptyLabel(node.ended)}</span>
+          <span class={`child-text ${isWritten ? 'written' : ''} ${isRendered ? 'rendered' : ''}`}>
+            {isRendered ? (
+              <RenderedBranch text={words} />
+            ) : (
+              words || (
+                <span class="muted">
+                  {text ? showWhitespace(beginning(text, 24)) : emptyLabel(node.ended)}
+                </span>
+              )
             )}
           </span>
           <span class="caption">

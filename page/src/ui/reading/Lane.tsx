@@ -10,6 +10,7 @@ import type { OpenLoom } from '../../state/loom'
 import { isReadOnly } from '../../state/session'
 import { sentence } from '../../state/toasts'
 import { copyText } from '../copy'
+import { isBranchRendered, RenderedBranch } from './Rendered'
 
 /** Text before the last so many characters is not drawn: it is off screen, and its layout would be slow. */
 const DRAWN = 6000
@@ -60,7 +61,13 @@ export function Lane({ loom, lane, k }: LaneProps) {
         }}
         onDblClick={() => loom.navigate(lane.node)}
       >
-        {isEmpty ? <p class="muted">{emptyLabel(lane.finish === 'stop')}</p> : <p>{text}</p>}
+        {isEmpty ? (
+          <p class="muted">{emptyLabel(lane.finish === 'stop')}</p>
+        ) : isBranchRendered(loom, text) ? (
+          <RenderedBranch text={text} />
+        ) : (
+          <p>{text}</p>
+        )}
       </div>
       <Caption loom={loom} lane={lane} />
     </article>

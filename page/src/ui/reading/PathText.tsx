@@ -1,15 +1,17 @@
 /** The text from the prompt to the current node, as one. */
-import { useRef } from 'preact/hooks'
+import { computed } from '@preact/signals'
+import { useMemo, useRef } from 'preact/hooks'
 import { hasMarkdown } from '../../model/markdown'
 import { segments } from '../../model/segments'
 import { isHuman } from '../../model/tree'
 import { shownText, type Turn, turnsOf } from '../../model/turns'
+import type { Draft } from '../../state/drafts'
 import type { OpenLoom } from '../../state/loom'
 import { cursor, showsSpecial } from '../../state/reading'
-import { heatMode, showsMarkdown } from '../../state/view'
+import { heatMode } from '../../state/view'
 import { Editor } from './Editor'
 import { NodeText } from './NodeText'
-import { Rendered } from './Rendered'
+import { isMarkdownShown, latestText, Rendered } from './Rendered'
 import { useFlow } from './useFlow'
 
 const LABELS = { you: 'You', prompt: 'Prompt', model: 'Answer', text: undefined } as const
@@ -24,15 +26,11 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
   const element = useRef<HTMLElement>(null)
   useFlow(element)
   const edited = draft?.kind === 'edit' && path.includes(draft.node) ? draft : null
-  const isMarkdown = !special && heatMode.value === 'off' && showsMarkdown(loom.isChat)
+  const isMarkdown = isMarkdownShown(loom) && edited === null
   // The token view is exact: the node at the token cursor is shown token by token.
   const pointed = cursor.value?.node
-  const isRendered = ({ who, nodes }: Turn) =>
-    isMarkdown &&
-    (who === 'model' || who === 'text') &&
-    edited === null &&
-    !nodes.some((each) => each === pointed) &&
-    hasMarkdown(nodes.map(textOf).join(''))
+  const isExact = ({ who, nodes }: Turn) =>
+    !isMarkdown || who === 'you' || who === 'prompt' || nodes.some((each) => each === pointed)
   return (
     <article
       ref={element}
@@ -43,32 +41,47 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
       {path.length === 0 && <Coming prompt={info.prompt} isChat={info.chat_template_used === true} />}
       {turns.map((turn) => (
         <div key={turn.nodes[0]} class={`turn ${turn.who}`} role="group" aria-label={LABELS[turn.who]}>
-          {isRendered(turn) ? (
-            <Rendered loom={loom} nodes={turn.nodes} textOf={textOf} />
-          ) : (
-            segments(turn.nodes.map(textOf)).map((run) => (
-              <div key={turn.nodes[run[0]!]} class="segment">
-                {run.map((i) => {
-                  const number = turn.nodes[i]!
-                  if (edited?.node === number)
-                    return <Editor key={`edit${number}`} loom={loom} draft={edited} />
-                  const node = tree.get(number)!
-                  return (
-                    <NodeText
-                      key={number}
-                      loom={loom}
-                      number={number}
-                      text={textOf(number)}
-                      isHuman={node.parent === null || isHuman(node)}
-                    />
-                  )
-                })}
-              </div>
-            ))
-          )}
+          <TurnText loom={loom} nodes={turn.nodes} textOf={textOf} edited={edited} isExact={isExact(turn)} />
         </div>
       ))}
     </article>
+  )
+}
+
+interface TurnTextProps {
+  loom: OpenLoom
+  nodes: readonly number[]
+  textOf: (number: number) => string
+  edited: Draft | null
+  isExact: boolean
+}
+
+/** The nodes of a turn: as one Markdown text if it has marks, else each by itself. */
+function TurnText({ loom, nodes, textOf, edited, isExact }: TurnTextProps) {
+  // A growing text gets its first mark between two renderings of the path.
+  const hasMarks = useMemo(() => computed(() => hasMarkdown(latestText(loom, nodes, textOf))), [nodes])
+  if (!isExact && hasMarks.value) return <Rendered loom={loom} nodes={nodes} textOf={textOf} />
+  return (
+    <>
+      {segments(nodes.map(textOf)).map((run) => (
+        <div key={nodes[run[0]!]} class="segment">
+          {run.map((i) => {
+            const number = nodes[i]!
+            if (edited?.node === number) return <Editor key={`edit${number}`} loom={loom} draft={edited} />
+            const node = loom.tree.get(number)!
+            return (
+              <NodeText
+                key={number}
+                loom={loom}
+                number={number}
+                text={textOf(number)}
+                isHuman={node.parent === null || isHuman(node)}
+              />
+            )
+          })}
+        </div>
+      ))}
+    </>
   )
 }
 
