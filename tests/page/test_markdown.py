@@ -168,6 +168,15 @@ def test_branches_of_a_chat_are_shown_as_markdown(desk: Desk, page: Page, gate: 
     desk.until(lambda: desk.current == node, "a click goes to the branch")
 
 
+def test_code_blocks_have_the_font_of_tokens(desk: Desk, page: Page) -> None:
+    font = (
+        chat_with(desk, ANSWER)
+        .locator("pre code")
+        .evaluate("(each) => getComputedStyle(each).fontFamily")
+    )
+    assert font.startswith('"JetBrains Mono"')
+
+
 def test_hostile_markdown_runs_nothing_and_requests_nothing(desk: Desk, page: Page) -> None:
     text = chat_with(desk, HOSTILE)
     expect(text.get_by_role("heading")).to_contain_text('<img src=x onerror="window.hit=1">')
