@@ -46,3 +46,34 @@ def test_author_note_is_saved_shown_and_read_by_the_model(desk: Desk, page: Page
     note.get_by_role("textbox", name="Author’s note").blur()
     expect(page.locator("[data-author-note]")).to_have_count(0)
     assert "author_note" not in desk.ask("GET", desk.of())["meta"]
+
+
+def test_undo_and_redo_of_an_author_note_change_what_the_page_shows(desk: Desk, page: Page) -> None:
+    desk.make("One\nTwo\nThree", template=False)
+    desk.visit()
+    page.get_by_role("tab", name="Loom").click()
+    field = page.get_by_role("region", name="Author’s note").get_by_role(
+        "textbox", name="Author’s note"
+    )
+    shown = page.locator("[data-author-note]")
+    field.fill("It rains.")
+    field.blur()
+    expect(shown).to_contain_text("It rains.")
+    desk.press("u")
+    expect(page.get_by_text("Undid: author’s note.")).to_be_visible()
+    expect(shown).to_have_count(0)
+    expect(field).to_have_value("")
+    history = page.get_by_role("region", name="History")
+    expect(history).to_contain_text("author’s note changed on the page")
+    desk.press("Control+Shift+z")
+    expect(page.get_by_text("Redid: author’s note.")).to_be_visible()
+    expect(shown).to_contain_text("It rains.")
+    expect(field).to_have_value("It rains.")
+
+
+def test_author_note_that_a_program_sets_is_shown(desk: Desk, page: Page) -> None:
+    desk.make("One\nTwo\nThree", template=False)
+    desk.visit()
+    page.get_by_role("tab", name="Loom").click()
+    desk.ask("PATCH", desk.of(), json={"meta": {"author_note": {"text": "It snows."}}})
+    expect(page.locator("[data-author-note]")).to_contain_text("It snows.")

@@ -26,10 +26,11 @@ const VERBS: Record<string, string> = {
   score: 'score',
   rating: 'rating',
   note: 'note',
+  author_note: 'author’s note',
   restore: 'restoring',
 }
 /** Kinds that are named without a number of nodes. */
-const WITHOUT_COUNT = ['bookmark', 'run', 'score', 'rating', 'note']
+const WITHOUT_COUNT = ['bookmark', 'run', 'score', 'rating', 'note', 'author_note']
 
 /** "removal of 3 nodes". */
 export function operationText(operation: Operation): string {

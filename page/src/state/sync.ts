@@ -2,7 +2,7 @@
 import { batch, type Signal, signal } from '@preact/signals'
 import { api, type Loom, type Node, type Schemas } from '../api/client'
 import type { FeedEvents } from '../api/feed'
-import type { LoomTree } from '../model/tree'
+import { type LoomTree, ROOT } from '../model/tree'
 import type { Drafts } from './drafts'
 import type { Position } from './position'
 import type { Searches } from './searches'
@@ -136,6 +136,12 @@ export class Sync {
       tree.rev = rev
       position.update(before, current)
     })
+    if (nodes.some((node) => node.node === ROOT)) this.readInfo().catch(failed)
+  }
+
+  /** Read the prompt and the notes of the loom: a change of the root may have changed them. */
+  private async readInfo(): Promise<void> {
+    this.info.value = await api.loom(this.loom)
   }
 
   private put(nodes: readonly Node[]): void {

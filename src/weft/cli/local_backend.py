@@ -491,9 +491,11 @@ class LocalLoomSession(LoomSession):
 
     def set_note(self, note: AuthorNote | None) -> None:
         """Set the author's note of the loom and save it; None removes the note."""
+        from ..loom.author_note import AUTHOR_NOTE
+
         self.loom.note = note
         if self.stored is not None:
-            self.stored.commit("edit")
+            self.stored.commit(AUTHOR_NOTE)
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:
         """Return the `top` likeliest next tokens at a node."""

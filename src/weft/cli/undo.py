@@ -56,9 +56,8 @@ def _report(
         if nodes
     ]
     out = TerminalWriter.for_stream(sys.stdout)
-    out.line(
-        (f"{action} {result.kind}", "bold"), f" in {session.name}: {', '.join(parts) or 'nothing'}"
-    )
+    kind = result.kind.replace("_", " ")
+    out.line((f"{action} {kind}", "bold"), f" in {session.name}: {', '.join(parts) or 'nothing'}")
     out.line()
     show_tree(out, session, result.added or result.changed)
     hints.suggest(inverse.split(), ["weft", "tree"])

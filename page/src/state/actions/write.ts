@@ -1,6 +1,5 @@
 /** Add, send, edit and fork text. */
 import { api } from '../../api/client'
-import { ROOT } from '../../model/tree'
 import type { Draft } from '../drafts'
 import type { OpenLoom } from '../loom'
 import { open } from '../session'
@@ -61,7 +60,6 @@ export async function edit(
     api.edit(loom.id, node, { ...body, in_place: how.inPlace }, how.inPlace ? how.rev : undefined),
   )
   loom.sync.applyReply(changed)
-  if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
   if (!how.inPlace) navigateToAdded(changed)
 }
 

@@ -18,6 +18,7 @@ const OPERATION_LABELS: Record<string, string> = {
   score: 'scored',
   rating: 'rated',
   note: 'note changed',
+  author_note: 'author’s note changed',
 }
 const ACTOR_LABELS: Record<string, string> = {
   page: 'on the page',

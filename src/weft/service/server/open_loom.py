@@ -27,6 +27,7 @@ from ...errors import (
 )
 from ...lm.lm import LM
 from ...loom import Heddle
+from ...loom.author_note import AUTHOR_NOTE
 from ...loom.node import is_below
 from ..store.change import Change
 from ..store.stored_loom import StoredLoom
@@ -53,7 +54,7 @@ _SAVED_LATER = (
 # Kinds of changes, by the only field of a node that they change.
 ANNOTATION_KINDS = {"score": "score", "rating": "rating", "meta": "note"}
 # Kinds of changes that keep nodes at their position.
-_IN_PLACE = {"edit", "grow", *ANNOTATION_KINDS.values()}
+_IN_PLACE = {"edit", "grow", AUTHOR_NOTE, *ANNOTATION_KINDS.values()}
 
 
 class ExpectedRevision(NamedTuple):

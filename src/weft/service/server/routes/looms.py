@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Response
 
 from ....errors import StoreError, StoreUnavailable
 from ....loom import Heddle, Loom
-from ....loom.author_note import note_of
+from ....loom.author_note import AUTHOR_NOTE, note_of
 from ....loom.node import preorder
 from ...api.looms import (
     CreateLoom,
@@ -139,7 +139,7 @@ async def edit_loom(loom: LoomName, body: EditLoom, service: ServiceDep, actor: 
     async with service.looms.open_locked(loom) as live:
         if "meta" in body.model_fields_set:
             meta = body.meta or {}
-            note_of(meta)  # raises for a wrong note
+            is_author_note = note_of(meta) != live.stored.loom.note  # raises for a wrong note
             reserved = {
                 name: value
                 for name, value in live.stored.loom.meta.items()
@@ -149,7 +149,7 @@ async def edit_loom(loom: LoomName, body: EditLoom, service: ServiceDep, actor: 
             def edit() -> None:
                 live.stored.loom.meta = {**meta, **reserved}
 
-            await live.change("edit", edit, actor)
+            await live.change(AUTHOR_NOTE if is_author_note else "note", edit, actor)
         is_same_name = body.name in (None, live.stored.name)
         if not (is_same_name and body.title in (None, live.stored.title)):
             rename = service.looms.library.rename
