@@ -44,7 +44,7 @@ CALLS: dict[str, dict[str, Any]] = {
 def grow(lm: LM, options: dict[str, Any]) -> list[Any]:
     """Grow two looms of different prompts, one after the other; return all nodes."""
     looms = [Loom(lm, record), Loom(lm, STORY)]
-    options = {"n": 1, "max_tokens": 30, "show": False, **options}
+    options = {"n": 1, "max_tokens": 20, "show": False, **options}
     return [node for loom in looms for node in loom.grow(**options)]
 
 

@@ -17,7 +17,7 @@ from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Engine
 from weft.lm.lm import LM
 
-FEW, MANY = 24, 64  # tokens of a text: by default, and by `-m slow`
+FEW, MANY = 12, 64  # tokens of a text: by default, and by `-m slow`
 LEVEL = 2e-5  # logits of one row differ by so much at most in batches of other shapes
 COMPANIES = [1, 6, 29]  # numbers of other runs in the batch
 
