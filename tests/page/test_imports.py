@@ -78,6 +78,20 @@ def test_swipes_of_a_sillytavern_chat_are_alternative_answers(desk: Desk, page: 
     assert [nodes[child]["text"].strip() for child in nodes[0]["children"]] == ["upon", "more"]
 
 
+def test_margin_names_the_authors_of_imported_answers(desk: Desk, page: Page) -> None:
+    for name, content, author in (
+        ("fox.jsonl", lines(foreign_looms.SILLYTAVERN), "Fox"),
+        ("conversations.json", json.dumps([foreign_looms.CONVERSATION]), "Assistant"),
+    ):
+        choose(page, name, content).get_by_role("link").click()
+        desk.open_named()
+        (answer, *_) = (
+            each for each in desk.nodes().values() if each["parent"] == 0 and not each["said"]
+        )
+        desk.visit(answer["node"])
+        expect(page.locator(".margin .who")).to_have_text(["You", author])
+
+
 def test_chatgpt_export_keeps_its_roles_and_is_continued_as_a_chat(desk: Desk, page: Page) -> None:
     dialog = choose(page, "conversations.json", json.dumps([foreign_looms.CONVERSATION]))
     dialog.get_by_role("link").click()

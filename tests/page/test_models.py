@@ -171,3 +171,16 @@ def test_all_branches_are_copied_for_another_model(desk: Desk, page: Page) -> No
     assert desk.loom["title"] == f"{old['title']} (Other-Instruct)"
     expect(desk.tree.get_by_role("treeitem")).to_have_count(4)
     assert desk.ask("GET", f"/looms/{old['id']}")["n_nodes"] == 4
+
+
+def test_margin_names_the_model_that_wrote_each_answer(desk: Desk, page: Page) -> None:
+    loom = desk.make()
+    (own,) = desk.grow(n=1, max_tokens=4)
+    other = next(each["id"] for each in desk.ask("GET", "/models")["data"] if "Other" in each["id"])
+    (added,) = desk.grow(own, n=1, max_tokens=4, model=other, force=True)
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": "By hand"})
+    margin = page.locator(".margin")
+    desk.visit(added)
+    assert margin.locator(".who").all_inner_texts() == ["You", loom["model"], "Other-Instruct"]
+    desk.visit(3)
+    expect(margin.locator(".who")).to_have_text(["You", "Written"])

@@ -2954,6 +2954,8 @@ export interface components {
         };
         /** @description A node. Requests name it by number or id; numbers are never reused. */
         NodeObject: {
+            /** @description The name, else the role, that an import or a chat gave the message's author. */
+            author?: string | null;
             /** @description The bookmark's label. */
             bookmark?: string | null;
             /** @description Its number in the call that grew it; with fields=params. `first_branch` and the seed repeat it (exceptions: docs/models.md). */

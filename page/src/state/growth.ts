@@ -177,6 +177,7 @@ const provisional = (branch: BranchEvent) => ({
   node: branch.node,
   id: branch.id,
   parent: branch.parent,
+  author: null,
   model: branch.model ?? null,
   children: [],
   n_below: 0,

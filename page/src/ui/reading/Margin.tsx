@@ -4,6 +4,7 @@ import { ChevronLeft, ChevronRight } from 'lucide-preact'
 import type { RefObject } from 'preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { placeNotes } from '../../model/margin'
+import { isHuman } from '../../model/tree'
 import { type Speaker, turnsOf } from '../../model/turns'
 import { shortName } from '../../model/words'
 import { keyFor } from '../../state/keys'
@@ -17,7 +18,8 @@ const MAX_COUNT = 99 // larger numbers have no room
 
 interface Note {
   node: number
-  who: Speaker | null
+  /** The author of the node; null: the author of the node before. */
+  who: string | null
   at: number
   of: number
 }
@@ -37,7 +39,7 @@ export function Margin({ loom, path, text }: MarginProps) {
         .filter((note) => tops.has(note.node))
         .map((note) => (
           <div key={note.node} class="note" style={{ transform: `translateY(${tops.get(note.node)}px)` }}>
-            {note.who && <span class="who caption cut">{saying(note.who, loom)}</span>}
+            {note.who && <span class="who caption cut">{note.who}</span>}
             {note.of > 1 && <Switch loom={loom} note={note} />}
           </div>
         ))}
@@ -77,15 +79,29 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
   )
 }
 
-function saying(who: Speaker, loom: OpenLoom): string {
-  return { you: 'You', prompt: 'Prompt', model: shortName(loom.info.value.model), text: '' }[who]
+/** The author of a node of a chat: you, the author that the import names, or the model. */
+function writerOf(loom: OpenLoom, who: Speaker, number: number): string {
+  if (who === 'you') return 'You'
+  const node = loom.tree.get(number)
+  if (!node || !isHuman(node) || loom.searched.value.has(number))
+    return shortName(node?.model ?? loom.info.value.model)
+  const author = node.author ?? 'written'
+  return author.charAt(0).toUpperCase() + author.slice(1)
 }
 
 function notesOf(loom: OpenLoom, path: number[]): Note[] {
   const { tree } = loom
   const isChat = loom.info.value.chat_template_used === true && !showsSpecial.value
-  const begins = new Map<number, Speaker>()
-  if (isChat) for (const turn of turnsOf(tree, path, true)) begins.set(turn.nodes[0]!, turn.who)
+  const begins = new Map<number, string>()
+  if (isChat)
+    for (const turn of turnsOf(tree, path, true)) {
+      let last = ''
+      for (const node of turn.nodes) {
+        const writer = writerOf(loom, turn.who, node)
+        if (writer !== last) begins.set(node, writer)
+        last = writer
+      }
+    }
   const notes: Note[] = []
   for (const node of path) {
     const siblings = tree.siblings(node)

@@ -67,6 +67,10 @@ class NodeObject(ResponseModel):
     score: Figure = Field(default=None, description="The score of a search or a user.")
     rating: float | None = Field(default=None, description="A person's rating; higher is better.")
     said: str | None = Field(default=None, description="The user's message, if it is one.")
+    author: str | None = Field(
+        default=None,
+        description="The name, else the role, that an import or a chat gave the message's author.",
+    )
     bookmark: str | None = Field(default=None, description="The bookmark's label.")
     params: Json | None = Field(
         default=None, description="Sampling parameters; with fields=params."

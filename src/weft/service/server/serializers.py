@@ -22,6 +22,8 @@ from ..api.base import ErrorDetail
 from ..api.looms import LoomObject
 from ..api.models import ModelObject
 from ..api.nodes import NodeObject
+from ..interchange.import_tree import IMPORTED
+from ..interchange.turns import ROLE
 from ..store.json_output import node_object
 from .errors import serialize_error
 
@@ -88,6 +90,7 @@ def serialize_node(
         "stop_string": node.stop_string,
         "error": node.meta.get("error") if node.finish_reason == "error" else None,
         "growing": live.is_growing(node),
+        "author": author_of(node),
         "model": None if node.parent is None else node.meta.get(MODEL),
         "bookmark": marks.get(numbers[node.id]),
         "params": node.params.to_dict() if "params" in fields and node.params else None,
@@ -111,6 +114,14 @@ def serialize_node(
             "model": origin.model,
         }
     return data
+
+
+def author_of(node: Heddle) -> str | None:
+    """Return the name of an imported message's author, else the message's role; None without."""
+    imported = node.meta.get(IMPORTED)
+    name = imported.get("name") if isinstance(imported, dict) else None
+    author = name or node.meta.get(ROLE)
+    return author if isinstance(author, str) else None
 
 
 def serialize_nodes(
