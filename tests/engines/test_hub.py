@@ -95,8 +95,9 @@ def test_unknown_name_error_lists_allowed_names(name: str) -> None:
 def test_unknown_name_offers_the_nearest(cache: Path) -> None:
     (cache / "models--Qwen--Qwen3-0.6B").mkdir(parents=True)
     assert hub_module.cached_models() == ["Qwen/Qwen3-0.6B"]
-    with pytest.raises(ConfigError, match="near it: tiny"):
-        resolve("tinny")
+    for name in ("tinny", "tyni"):
+        with pytest.raises(ConfigError, match="near it: tiny"):
+            resolve(name)
     with pytest.raises(ConfigError, match="near it: Qwen/Qwen3-0.6B"):
         resolve("qwen3-0.6b")
 
@@ -109,7 +110,21 @@ def test_unknown_name_offers_the_nearest(cache: Path) -> None:
             "llama3.2:1b",
             "on the Hub: meta-llama/Llama-3.2-1B-Instruct; from Ollama: ollama:llama3.2:1b; weft",
         ),
-        ("Qwen-3", "on the Hub: Qwen/Qwen3-0.6B; from Ollama: ollama:Qwen-3; weft models"),
+        ("Qwen-3", "on the Hub: Qwen/Qwen3-0.6B; from Ollama: ollama:qwen3; weft models"),
+        ("Qwen3-0.6B", "on the Hub: Qwen/Qwen3-0.6B; from Ollama: ollama:qwen3:0.6b"),
+        ("llama-3.2-1b-instruct", "on the Hub: meta-llama/Llama-3.2-1B-Instruct; from Ollama"),
+        ("SmolLM2-135M-Instruct", "on the Hub: HuggingFaceTB/SmolLM2-135M-Instruct; from"),
+        ("phi-3-mini", "on the Hub: microsoft/Phi-3-mini-4k-instruct; weft models"),
+        ("Phi-3-mini-4-instruct", "on the Hub: microsoft/Phi-3-mini-4k-instruct"),
+        ("gemma3:270m", "on the Hub: google/gemma-3-270m-it; from Ollama: ollama:gemma3:270m"),
+        ("qwen3-8b", "on the Hub: Qwen/Qwen3-8B; from Ollama: ollama:qwen3:8b"),
+        (
+            "llama3.1:70b-instruct-q4_0",
+            "on the Hub: meta-llama/Llama-3.1-70B-Instruct; from Ollama",
+        ),
+        ("llama3.2-3b", "on the Hub: meta-llama/Llama-3.2-3B-Instruct; from Ollama: ollama:llama3"),
+        ("llama3.2:latest", "on the Hub: meta-llama/Llama-3.2-1B-Instruct; from Ollama: ollama:"),
+        ("llama3.2:90b", "only Ollama may have this size: ollama:llama3.2:90b; weft models"),
         ("unheard:7b", "from Ollama: ollama:unheard:7b; weft models"),
         ("unheard", "weft models"),
         ("a b", "weft models"),

@@ -67,29 +67,33 @@ ADAPTER = RepoFilter(
     "LoRA adapter in PEFT's format (adapter_config.json and adapter_model.safetensors)",
 )
 
-# Short names of other programs, without size tags → repositories of the Hub.
-_HUB_NAMES = {
-    "bloom": "bigscience/bloom-560m",
-    "deepseek-r1": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-    "distilgpt2": "distilbert/distilgpt2",
-    "gemma2": "google/gemma-2-2b-it",
-    "gemma3": "google/gemma-3-1b-it",
-    "gpt2": "openai-community/gpt2",
-    "gpt-oss": "openai/gpt-oss-20b",
-    "llama3.1": "meta-llama/Llama-3.1-8B-Instruct",
-    "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
-    "llama3.3": "meta-llama/Llama-3.3-70B-Instruct",
-    "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
-    "olmo2": "allenai/OLMo-2-0425-1B-Instruct",
-    "opt": "facebook/opt-125m",
-    "phi3": "microsoft/Phi-3-mini-4k-instruct",
-    "phi4": "microsoft/phi-4",
-    "pythia": "EleutherAI/pythia-160m",
-    "qwen2.5": "Qwen/Qwen2.5-0.5B-Instruct",
-    "qwen3": "Qwen/Qwen3-0.6B",
-    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "smollm3": "HuggingFaceTB/SmolLM3-3B",
-    "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+# Names in other programs → id on the Hub with {} for the size, and the sizes, the default first.
+_FAMILIES = {
+    "bloom": ("bigscience/bloom-{}", "560m"),
+    "deepseek-r1": ("deepseek-ai/DeepSeek-R1-Distill-Qwen-{}", "1.5B 7B 14B 32B"),
+    "distilgpt2": ("distilbert/distilgpt2", "82M"),
+    "gemma": ("google/gemma-{}-it", "2b 7b"),
+    "gemma2": ("google/gemma-2-{}-it", "2b 9b 27b"),
+    "gemma3": ("google/gemma-3-{}-it", "1b 270m 4b 12b 27b"),
+    "gpt2": ("openai-community/gpt2", "124M"),
+    "gpt-oss": ("openai/gpt-oss-{}", "20b 120b"),
+    "llama2": ("meta-llama/Llama-2-{}-chat-hf", "7b 13b 70b"),
+    "llama3": ("meta-llama/Meta-Llama-3-{}-Instruct", "8B 70B"),
+    "llama3.1": ("meta-llama/Llama-3.1-{}-Instruct", "8B 70B 405B"),
+    "llama3.2": ("meta-llama/Llama-3.2-{}-Instruct", "1B 3B"),
+    "llama3.3": ("meta-llama/Llama-3.3-{}-Instruct", "70B"),
+    "mistral": ("mistralai/Mistral-{}-Instruct-v0.3", "7B"),
+    "olmo2": ("allenai/OLMo-2-0425-{}-Instruct", "1B"),
+    "opt": ("facebook/opt-{}", "125m 350m 1.3b 2.7b 6.7b 13b 30b 66b"),
+    "phi3": ("microsoft/Phi-3-{}-4k-instruct", "mini medium"),
+    "phi4": ("microsoft/phi-4", "14B"),
+    "pythia": ("EleutherAI/pythia-{}", "160m 14m 70m 410m 1b 1.4b 2.8b 6.9b 12b"),
+    "qwen2": ("Qwen/Qwen2-{}-Instruct", "0.5B 1.5B 7B 72B"),
+    "qwen2.5": ("Qwen/Qwen2.5-{}-Instruct", "0.5B 1.5B 3B 7B 14B 32B 72B"),
+    "qwen3": ("Qwen/Qwen3-{}", "0.6B 1.7B 4B 8B 14B 32B"),
+    "smollm2": ("HuggingFaceTB/SmolLM2-{}-Instruct", "135M 360M 1.7B"),
+    "smollm3": ("HuggingFaceTB/SmolLM3-{}", "3B"),
+    "tinyllama": ("TinyLlama/TinyLlama-{}-Chat-v1.0", "1.1B"),
 }
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _NEAR = 3  # suggestions for an unknown name
@@ -222,15 +226,48 @@ def _hub_model(name: str, revision: str | None) -> HubModel:
 
 
 def _names_elsewhere(name: str) -> str:
-    """Return a hint with Hub ids and Ollama names for a short model name."""
-    family, _, _ = name.lower().partition(":")
-    places = []
-    match = difflib.get_close_matches(family, _HUB_NAMES, 1, 0.7)
-    if match:
-        places.append(f"on the Hub: {_HUB_NAMES[match[0]]}")
-    if match or re.fullmatch(r"[\w.-]+:[\w.-]+", name):
-        places.append(f"from Ollama: ollama:{name}")
+    """Return a hint with Hub ids and the Ollama name for a short model name."""
+    family, tag = _split_size(name.lower())
+    matches = difflib.get_close_matches(family, _FAMILIES, 1, 0.7)
+    if matches:
+        ollama = f"ollama:{matches[0]}{f':{tag}' if tag else ''}"
+        if hub_id := _id_for_tag(_family_ids(matches[0]), tag):
+            places = [f"on the Hub: {hub_id}", f"from Ollama: {ollama}"]
+        else:
+            places = [f"only Ollama may have this size: {ollama}"]
+    elif ids := _near_hub_ids(name.lower()):
+        places = [f"on the Hub: {', '.join(ids)}"]
+    else:
+        places = [f"from Ollama: ollama:{name}"] if re.fullmatch(r"[\w.-]+:[\w.-]+", name) else []
     return "; ".join([*places, ELSEWHERE])
+
+
+def _split_size(name: str) -> tuple[str, str]:
+    """Split llama3.2:1b or llama3.2-1b-instruct into the family and the tag with the size."""
+    match = re.fullmatch(r"(.+?)(?::|-(?=[\d.]*\d[bm]\b))(.+)", name)
+    return (match[1], match[2]) if match else (name, "")
+
+
+def _family_ids(family: str) -> dict[str, str]:
+    """Return the sizes of a family in lower case → Hub ids, the default first."""
+    template, sizes = _FAMILIES[family]
+    return {size.lower(): template.format(size) for size in sizes.split()}
+
+
+def _id_for_tag(by_size: dict[str, str], tag: str) -> str:
+    """Return the Hub id for an Ollama tag, such as 1b or 1b-instruct-q4_0; "" if unknown."""
+    size = tag.partition("-")[0]
+    names_size = size in by_size or re.fullmatch(r"[\d.x]*\d[bm]", size)
+    return by_size.get(size, "") if names_size else next(iter(by_size.values()))
+
+
+def _near_hub_ids(name: str) -> list[str]:
+    """Return known Hub ids that, without the organisation, contain `name` or are similar to it."""
+    ids = [hub_id for family in _FAMILIES for hub_id in _family_ids(family).values()]
+    short = {hub_id.rpartition("/")[2].lower(): hub_id for hub_id in ids}
+    parts = [each for each in short if "-" in name and name in each]
+    near = [*parts, *difflib.get_close_matches(name, short, _NEAR, 0.75)]
+    return [short[each] for each in dict.fromkeys(near)][:_NEAR]
 
 
 def is_gguf(source: str | os.PathLike[str]) -> bool:
@@ -443,7 +480,7 @@ def _similar_names(name: str) -> str:
     short = {full.rpartition("/")[2]: full for full in by_lower}
     wanted = name.partition("@")[0].lower().rstrip("/")
     last = wanted.rpartition("/")[2]
-    hits = difflib.get_close_matches(wanted, by_lower, _NEAR, 0.6)
+    hits = difflib.get_close_matches(wanted, by_lower, _NEAR, 0.5)  # tyni is 0.5 from tiny
     hits += [short[hit] for hit in difflib.get_close_matches(last, short, _NEAR, 0.75)]
     if len(last) > 2:  # the start of a name, or a part of it
         hits += [full for each, full in short.items() if last in each]
