@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import type { Node } from '../src/api/client'
+import { sortValue } from '../src/model/sibling_order'
 import { LoomTree } from '../src/model/tree'
 
 export function node(number: number, parent: number | null, more: Partial<Node> = {}): Node {
@@ -26,6 +27,15 @@ function tree(): LoomTree {
 }
 
 describe('a tree', () => {
+  it('sorts siblings by the geometric mean of their probabilities', () => {
+    const result = new LoomTree()
+    const uneven = { mean_p: 0.75, mean_logprob: Math.log(0.5) / 2 }
+    const even = { mean_p: 0.74, mean_logprob: Math.log(0.74) }
+    result.put([node(0, null), node(1, 0, uneven), node(2, 0, even)])
+    result.sortBy(sortValue('probability'))
+    expect(result.children(0)).toEqual([2, 1])
+  })
+
   it('walks parents first, children in order', () => {
     expect([...tree().preorder()]).toEqual([0, 1, 2, 3, 4])
     expect(tree().path(3)).toEqual([0, 1, 3])

@@ -230,7 +230,7 @@ def test_tree_sorts_siblings(weft) -> None:
     weft("run", samples.story, "-n", "6", "--max-tokens", "3", "--seed", "1")
     nodes = json.loads(weft("tree", "--json").stdout)["nodes"]
     by_p = json.loads(weft("tree", "--json", "--sort", "probability").stdout)["nodes"]
-    expected = sorted(nodes[1:], key=lambda node: -node["mean_p"])
+    expected = sorted(nodes[1:], key=lambda node: -node["mean_logprob"])
     assert expected != nodes[1:]
     assert [node["node"] for node in by_p[1:]] == [node["node"] for node in expected]
     drawn = weft("tree", "--sort", "probability").stdout

@@ -9,6 +9,7 @@ import pytest
 from weft import Heddle, Loom
 from weft.errors import ConfigError
 from weft.loom.sibling_order import SIBLING_KEYS, sort_siblings
+from weft.viz.outline import facts
 
 
 def siblings() -> list[Heddle]:
@@ -37,6 +38,15 @@ def siblings() -> list[Heddle]:
 def test_siblings_are_sorted_with_missing_values_last(by: str, expected: list[int]) -> None:
     nodes = siblings()
     assert sort_siblings(nodes, by) == [nodes[at] for at in expected]
+
+
+def test_probability_is_the_geometric_mean_in_the_order_and_in_the_facts() -> None:
+    loom = Loom(None, "Once")
+    uneven, even = loom.add("a"), loom.add("b")
+    uneven.logprobs = [math.log(1.0), math.log(0.5)]  # means: arithmetic 0.75, geometric 0.71
+    even.logprobs = [math.log(0.74), math.log(0.74)]
+    assert sort_siblings([uneven, even], "probability") == [even, uneven]
+    assert [facts(node)[1] for node in (uneven, even)] == ["p 0.71", "p 0.74"]
 
 
 def test_equal_values_keep_their_order() -> None:

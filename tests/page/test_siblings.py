@@ -33,7 +33,7 @@ def test_siblings_are_sorted_in_list_outline_and_keys(desk: Desk, page: Page) ->
     assert listed(page) == [1, 2, 3, 4]
     order = page.get_by_label("Sort siblings by")
     order.select_option("Probability")
-    assert listed(page) == expected(desk, "mean_p")
+    assert listed(page) == expected(desk, "mean_logprob")
     order.select_option("Entropy")
     lowest_first = expected(desk, "mean_entropy", reverse=False)
     assert listed(page) == lowest_first

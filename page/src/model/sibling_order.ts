@@ -1,5 +1,6 @@
 /** Orders of siblings, as `weft tree --sort` has them. */
 import { parseNumber } from './heat'
+import { meanP } from './label'
 import type { SortValue } from './tree'
 
 export const ORDERS = {
@@ -16,7 +17,7 @@ const negative = (value: number | null) => (value === null ? null : -value)
 
 /** The value by which siblings are sorted, highest first. A growing node has none, so that rows do not move. */
 const VALUES: Record<Exclude<Order, 'grown'>, SortValue> = {
-  probability: (node) => node.mean_p,
+  probability: meanP,
   entropy: (node) => negative(parseNumber(node.mean_entropy)),
   length: (node) => node.n_tokens || node.text.length,
   score: (node) => parseNumber(node.score),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -57,8 +58,11 @@ class Branches(HidesRemedies, list["Heddle"]):
         self.failed: list[ConstraintError] = list(failed)
 
     def __repr__(self) -> str:
-        mean_p = [f"{node.mean_p:.2f}" if node.logprobs else "   -" for node in self[:_SCREEN]]
-        lines = [f"[{at}] {mean_p[at]}  {node!r}" for at, node in enumerate(self[:_SCREEN])]
+        first = self[:_SCREEN]
+        means = [
+            f"{math.exp(node.mean_logprob):.2f}" if node.logprobs else "   -" for node in first
+        ]
+        lines = [f"[{at}] {means[at]}  {node!r}" for at, node in enumerate(first)]
         lines += [f"… {len(self) - _SCREEN} more"] * (len(self) > _SCREEN)
         lines += [f"{len(self.skipped)} terminal nodes left alone"] * bool(self.skipped)
         lines += [f"failed: {error}" for error in self.failed]

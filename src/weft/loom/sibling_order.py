@@ -24,7 +24,7 @@ def rating_of(node: Heddle) -> float | None:
 
 
 def _probability(node: Heddle) -> float | None:
-    return node.mean_p if node.logprobs else None
+    return node.mean_logprob if node.logprobs else None
 
 
 def _certainty(node: Heddle) -> float | None:
@@ -47,9 +47,9 @@ _VALUES: dict[str, Callable[[Heddle], float | None]] = {
 def sort_siblings(nodes: Sequence[Heddle], by: str) -> list[Heddle]:
     """Return nodes sorted by a value; nodes without the value come last, in their order.
 
-    by: "probability" or "entropy" (means over the tokens), "length" (in tokens, or in characters
-        without tokens), "score", or "rating" (`meta["rating"]`). The lowest entropy comes first;
-        of the others, the highest value does.
+    by: "probability" (geometric mean over the tokens), "entropy" (mean over the tokens), "length"
+        (in tokens, or in characters without tokens), "score", or "rating" (`meta["rating"]`). The
+        lowest entropy comes first; of the others, the highest value does.
 
     Raises: ConfigError for another value of `by`.
     """

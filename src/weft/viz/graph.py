@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .color_scale import PROBABILITY
-from .outline import NOTHING, breadth_first, counted, facts, headline
+from .outline import NOTHING, breadth_first, counted, facts, geometric_mean_p, headline
 from .terminal import cut, escape_controls, one_line
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _dot_boxes(shown: list[Heddle], names: dict[int, str], node: Label | None) -
     """
     for heddle in shown:
         label = _escape_dot(_dot_label(heddle) if node is None else node(heddle))
-        fill = _FILLS[PROBABILITY.level(heddle.mean_p)] if heddle.logprobs else ""
+        fill = _FILLS[PROBABILITY.level(geometric_mean_p(heddle))] if heddle.logprobs else ""
         more = f', fillcolor="{fill}"' if fill else ""
         width = ", penwidth=2" if heddle.parent is None else ""
         yield f'{names[id(heddle)]} [label="{label}"{more}{width}]'

@@ -27,6 +27,7 @@ from .outline import (
     children_by_number,
     counted,
     facts,
+    geometric_mean_p,
     headline,
     outline,
 )
@@ -492,7 +493,8 @@ def _probability_classes(bars: Sequence[BranchBar]) -> dict[int, str]:
     classes = {}
     for next_index, bar in enumerate(bars):
         sampled = [node for node in bar.item.nodes if node.logprobs]
-        classes[next_index] = f"p{PROBABILITY.level(sampled[0].mean_p) if sampled else 0}"
+        level = PROBABILITY.level(geometric_mean_p(sampled[0])) if sampled else 0
+        classes[next_index] = f"p{level}"
     return classes
 
 

@@ -175,11 +175,16 @@ def headline(node: Heddle) -> str:
     return node.display_text()
 
 
+def geometric_mean_p(node: Heddle) -> float:
+    """Return the geometric mean of the probabilities of a node's sampled tokens; 0 without any."""
+    return math.exp(node.mean_logprob)
+
+
 def facts(node: Heddle) -> list[str]:
     """Return a node's statistics as short texts, such as ["12 tok", "p 0.81", "stop"]."""
     parts = [f"{len(node.tokens)} tok"]
     if node.logprobs:
-        parts.append(f"p {node.mean_p:.2f}")
+        parts.append(f"p {geometric_mean_p(node):.2f}")
     if node.score is not None:
         tiny = 0 < abs(node.score) < 0.001
         parts.append("score 0.000" if tiny else f"score {node.score:.3g}")

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from .color_scale import ColorScale
-from .outline import NOTHING, children_by_number, facts, headline
+from .outline import NOTHING, children_by_number, facts, geometric_mean_p, headline
 from .terminal import WIDTH, Part, TerminalWriter, can_write, one_line
 
 if TYPE_CHECKING:
@@ -205,7 +205,8 @@ def _node_line(
     room = max(width - len(rails + statistics) - _columns(before), MIN_LABEL)
     line = Text(no_wrap=True)
     line.append(rails, "dim").append(before, "cyan")
-    line.append(_shorten(label, room, style), colour_of(at.mean_p) if at.logprobs else "bold")
+    colour = colour_of(geometric_mean_p(at)) if at.logprobs else "bold"
+    line.append(_shorten(label, room, style), colour)
     return line.append(statistics, "dim")
 
 
@@ -358,7 +359,7 @@ def _node_style(node: Heddle) -> str:
         # A negative score is a mean logprob.
         good = node.score if node.score >= 0 else math.exp(node.score)
         return "green" if good >= _GOOD else "dim" if good < _BAD else "yellow"
-    return colour_of(node.mean_p) if node.logprobs else ""
+    return colour_of(geometric_mean_p(node)) if node.logprobs else ""
 
 
 def color_tokens(
