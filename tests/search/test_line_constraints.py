@@ -52,6 +52,50 @@ def test_constraint_of_one_line_ends_a_search_and_the_cost_gives_the_reason(
     assert "line_constraint" in str(result.cost)
 
 
+@pytest.mark.parametrize("order", ["bfs", "dfs"])
+@pytest.mark.parametrize("pattern", ["[a-z]{3}\n", "[a-z]{3}\n[a-z]{3}"])
+def test_constraint_with_fewer_lines_than_depth_ends_tot(
+    lm: weft.LM, order: Any, pattern: str
+) -> None:
+    options = {"order": order, "depth": 4, "max_tokens": 8, "seed": 1, "answer_tokens": 0}
+    result = search.tot(lm, PROMPT, breadth=2, constraint=Regex(pattern), **options)
+    assert result.cost.stopped == "constraint"
+
+
+@pytest.mark.parametrize("pattern", ["[a-z]{3}\n", "[a-z]{3}\n[a-z]{3}"])
+@pytest.mark.parametrize("name", by_default(SMALL))
+def test_constraint_with_line_end_and_fewer_lines_than_depth_ends_a_search(
+    lm: weft.LM, name: str, pattern: str
+) -> None:
+    result = getattr(search, name)(
+        lm,
+        PROMPT,
+        depth=4,
+        seed=1,
+        max_tokens=8,
+        answer_tokens=0,
+        constraint=Regex(pattern),
+        **SMALL[name],
+    )
+    assert re.fullmatch(pattern, result.text) or re.fullmatch(pattern, f"{result.text}\n")
+    assert result.cost.stopped == "constraint"
+
+
+@pytest.mark.parametrize("name", by_default(SMALL))
+def test_constraint_with_as_many_lines_as_depth_is_no_reason(lm: weft.LM, name: str) -> None:
+    two = Regex("[a-z]{3}\n[a-z]{3}\n")
+    result = getattr(search, name)(
+        lm, PROMPT, depth=2, seed=1, max_tokens=8, answer_tokens=0, constraint=two, **SMALL[name]
+    )
+    assert result.cost.stopped is None
+
+
+def test_paths_that_end_by_choice_under_a_constraint_have_no_reason(lm: weft.LM) -> None:
+    lines = Regex("([a-z]{3}\n?)+")
+    result = search.beam(lm, PROMPT, depth=4, seed=1, width=2, n=2, max_tokens=8, constraint=lines)
+    assert result.cost.stopped is None
+
+
 @pytest.mark.parametrize("name", by_default(SMALL))
 def test_constraint_that_depth_bounds_as_well_is_no_reason(lm: weft.LM, name: str) -> None:
     result = getattr(search, name)(

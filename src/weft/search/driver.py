@@ -248,8 +248,12 @@ class Search:
                 self.settings.progress(level)
             if self.meter.stopped is not None:
                 break
-        result = yield from self._answer(list(algorithm.best(self))[:tries], judge, proposer)
-        if result.cost.stopped is None and self._is_exhausted(depth):
+        paths = list(algorithm.best(self))[:tries]
+        result = yield from self._answer(paths, judge, proposer)
+        is_path = result.best in paths  # no path that the model completed
+        if result.cost.stopped is None and (
+            self._is_exhausted(depth) or (is_path and self._is_cut_short(result.best, depth))
+        ):
             return replace(result, cost=replace(result.cost, stopped="constraint"))
         return result
 
@@ -275,6 +279,19 @@ class Search:
             return False
         early = (node for node in leaves if self.level(node) - first < depth)
         return bool(closed) or any(map(texts.must_end, early))
+
+    def _is_cut_short(self, best: Heddle, depth: int) -> bool:
+        """Return True if the constraint ended the best path before the maximum depth.
+
+        False if another path reached that depth. depth: maximum number of lines of a path.
+        """
+        texts = self.constrained_texts
+        if texts is None or self.is_solved(best) or best.meta.get("answer"):
+            return False
+        # An end token after a line end is a node without a line.
+        lines = [node for node in self.nodes() if node.text or node is self.start]
+        n_lines = max(map(self.level, lines)) - self.level(self.start)
+        return n_lines < depth and texts.must_end(best)
 
     def rng(self, what: str = "round") -> Random:
         """Return a random number generator for this round, seeded by the search's seed.
