@@ -423,14 +423,13 @@ def summarize(lm: LM) -> str:
     if text.chat_template:
         template = f"{len(text.chat_template)} characters, tool calls: {text.tool_form}"
     threads = info.extra.get("max_threads")
-    sampling = lm.chat_defaults if text.chat_template else lm.defaults
     parts = [
         f"context {lm.n_ctx:,} tokens",
         *([f"max threads {threads}"] if threads else []),
         f"{info.dtype} on {info.device}",
         f"chat template: {template}",
         f"BOS: {_bos(text)}",
-        f"default sampling: {sampling.summary()}",
+        f"default sampling: {lm.chat_defaults.summary()}",
     ]
     return " · ".join(parts)
 

@@ -90,7 +90,8 @@ class LM(
         n_ctx: maximum number of tokens of a path.
         n_seq_max: number of branches that `BranchStore.available` counts down from.
         defaults: sampling parameters of raw prompts.
-        chat_defaults: sampling parameters of chat answers and branches.
+        chat_defaults: sampling parameters of chat answers and branches; equal to `defaults` if the
+            model has no chat template.
 
     The defaults come from the model's files, if these contain sampling parameters.
     """
@@ -134,7 +135,8 @@ class LM(
         self.n_ctx = check_n_ctx(n_ctx, engine.info)
         self.n_seq_max = N_SEQ_MAX if n_seq_max is None else n_seq_max
         own = ModelDefaults.from_sampling(defaults or SamplingParams())
-        self.defaults, self.chat_defaults = own.raw, own.chat
+        self.defaults = own.raw
+        self.chat_defaults = own.chat if text.chat_template else own.raw
         self.tree = TokenTree(
             engine.fragments,
             capacity=capacity_of(kv_bytes, engine.info),

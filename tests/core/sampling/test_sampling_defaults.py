@@ -167,6 +167,18 @@ def test_repetition_penalty_of_greedy_files_is_kept_with_llama_cpps_defaults() -
     assert defaults.chat == SamplingParams(repetition_penalty=1.2, **LLAMA_CPP)
 
 
+def test_branch_of_model_without_chat_template_draws_like_its_loom(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "base", repetition_penalty=1.2)
+    (folder / "chat_template.jinja").unlink()
+    lm = weft.load(folder, engine="numpy")
+    (node,) = Loom(lm, "The fox").grow(max_tokens=N_TOKENS, seed=SEED, repetition_penalty=1)
+    branch = Branch.create(lm, seed=SEED, repetition_penalty=1)
+    assert lm.chat_defaults == lm.defaults == SamplingParams(repetition_penalty=1.2)
+    assert branch.params == SamplingParams(seed=SEED)
+    branch.prefill(Loom(lm, "The fox").get_prefix_tokens())
+    assert [piece.token for piece in islice(branch, N_TOKENS)] == node.tokens
+
+
 def test_embedded_model_names_temperature_1() -> None:
     lm = weft.load("tiny")
     assert lm.chat_defaults == lm.defaults == SamplingParams()
