@@ -41,7 +41,7 @@ FILES = (
         4,
         is_chat=True,
     ),
-    File("session.json", foreign_looms.MIKUPAD, "Mikupad sessions", 3),
+    File("session.json", foreign_looms.MIKUPAD, "Mikupad sessions", 4),
     File("note.json", foreign_looms.LOOMSIDIAN_NOTE, "Loomsidian notes and exports", 4),
     File("The fox.txt", "Once upon a time", "Plain text and Markdown", 1),
     File("Notes.md", "# Fox\n\n[draft] Once upon a time", "Plain text and Markdown", 1),
@@ -49,12 +49,13 @@ FILES = (
 )
 
 
-def choose(page: Page, name: str, content: str) -> Locator:
+def choose(page: Page, name: str, content: str | bytes) -> Locator:
     """Choose a file in the import dialog, and return the dialog."""
     page.goto("/")
     page.get_by_role("button", name="Import").click()
+    data = content.encode() if isinstance(content, str) else content
     page.locator("input[type=file]").set_input_files(
-        {"name": name, "mimeType": "application/octet-stream", "buffer": content.encode()}
+        {"name": name, "mimeType": "application/octet-stream", "buffer": data}
     )
     return page.get_by_role("dialog", name="Import")
 
@@ -78,6 +79,46 @@ def test_swipes_of_a_sillytavern_chat_are_alternative_answers(desk: Desk, page: 
     assert [nodes[child]["text"].strip() for child in nodes[0]["children"]] == ["upon", "more"]
 
 
+def test_imported_chat_opens_at_its_newest_message_on_the_chosen_swipe(
+    desk: Desk, page: Page
+) -> None:
+    rows = [row.copy() for row in foreign_looms.SILLYTAVERN]
+    del rows[1]  # it begins with a greeting
+    rows[1] |= {"mes": " more", "swipe_id": 1}
+    dialog = choose(page, "fox.jsonl", lines(rows))
+    expect(dialog.get_by_role("link")).to_have_text("Fox")
+    page.keyboard.press("Escape")
+    page.get_by_role("list", name="Looms").get_by_role("link", name="Fox").first.click()
+    desk.open_named()
+    nodes = desk.nodes()
+    (newest,) = (each for each in nodes.values() if each["said"] == " a time")
+    desk.until(lambda: desk.current == newest["node"], "the newest message")
+    desk.press("ArrowLeft", "ArrowLeft", "ArrowRight")
+    assert nodes[desk.current]["text"].strip() == "more"
+
+
+def test_history_that_begins_with_a_greeting_is_named_by_its_first_message(
+    desk: Desk, page: Page
+) -> None:
+    history = {"internal": [["<|BEGIN-VISIBLE-CHAT|>", "Hello!"], ["Who are you?", "A fox."]]}
+    dialog = choose(page, "history.json", json.dumps(history))
+    expect(dialog.get_by_role("link")).to_have_text("Who are you?")
+
+
+def test_author_note_and_memory_of_mikupad_are_in_the_loom(desk: Desk, page: Page) -> None:
+    choose(page, "session.json", json.dumps(foreign_looms.MIKUPAD)).get_by_role("link").click()
+    desk.open_named()
+    expect(page.locator("[data-author-note]")).to_contain_text("[Write short.]")
+    assert desk.nodes()[0]["text"].endswith("A")
+
+
+def test_file_that_is_not_text_is_refused_without_an_offer(desk: Desk, page: Page) -> None:
+    desk.watch.allow("status of 4")
+    dialog = choose(page, "story.docx", b"PK\x03\x04\x14\x00\x06\x00\xff\xfe")
+    expect(dialog.locator(".error")).to_contain_text("It is not a text file.")
+    expect(dialog.get_by_role("button", name="Import as plain text")).to_have_count(0)
+
+
 def test_margin_names_the_authors_of_imported_answers(desk: Desk, page: Page) -> None:
     for name, content, author in (
         ("fox.jsonl", lines(foreign_looms.SILLYTAVERN), "Fox"),
@@ -85,6 +126,7 @@ def test_margin_names_the_authors_of_imported_answers(desk: Desk, page: Page) ->
     ):
         choose(page, name, content).get_by_role("link").click()
         desk.open_named()
+        desk.wait_known()
         (answer, *_) = (
             each for each in desk.nodes().values() if each["parent"] == 0 and not each["said"]
         )

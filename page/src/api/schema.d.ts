@@ -2606,6 +2606,8 @@ export interface components {
         };
         /** @description The result of an import: the new looms, the file's format, and what was left out. */
         Imported: {
+            /** @description Of each loom, the number of the node that was selected in the program. */
+            at: number[];
             /** @description Descriptions of the file's content that looms cannot represent. */
             dropped: string[];
             looms: components["schemas"]["LoomObject"][];

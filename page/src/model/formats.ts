@@ -53,7 +53,7 @@ const IMPORTS: Record<string, string> = {
   basemode: 'basemode-loom exports',
   'python-loom': 'Python loom files',
   n8loom: 'N8Loom exports',
-  nested: 'nested JSON with text and children',
+  nested: 'other trees of texts in JSON',
 }
 
 /** The formats that can be imported, as a sentence without its full stop. */

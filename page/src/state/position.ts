@@ -16,6 +16,19 @@ interface SavedPosition {
   lastChild: Record<string, number>
 }
 
+const NOTHING_SAVED: SavedPosition = {
+  current: ROOT,
+  collapsed: [],
+  hoisted: [],
+  visited: [],
+  lastChild: {},
+}
+const keyOf = (loom: string) => `loom.${loom}`
+
+/** Store the node at which a new loom opens in this browser. */
+export const openAt = (loom: string, node: number): void =>
+  write(keyOf(loom), { ...NOTHING_SAVED, current: node })
+
 export class Position {
   readonly current = signal(ROOT)
   /** The node before the last jump. */
@@ -41,13 +54,7 @@ export class Position {
     private readonly drafts: Drafts,
     wanted: number | null,
   ) {
-    const saved = read<SavedPosition>(this.key, {
-      current: ROOT,
-      collapsed: [],
-      hoisted: [],
-      visited: [],
-      lastChild: {},
-    })
+    const saved = read<SavedPosition>(keyOf(loom), NOTHING_SAVED)
     this.current.value = wanted ?? saved.current
     this.mustReveal = this.current.peek() !== saved.current
     this.collapsed.value = new Set(saved.collapsed)
@@ -151,6 +158,7 @@ export class Position {
     this.dropRemoved()
     if (this.mustReveal) this.reveal(this.current.peek())
     this.mustReveal = false
+    for (const node of this.tree.path(this.current.peek())) this.markVisited(node)
   }
 
   /** Forget hoisted and selected nodes that the tree no longer has, and leave a removed node. */
@@ -171,10 +179,6 @@ export class Position {
 
   // Storage
 
-  private get key(): string {
-    return `loom.${this.loom}`
-  }
-
   saveSoon(): void {
     clearTimeout(this.saveTimer)
     this.saveTimer = window.setTimeout(this.save, SAVE_DELAY_MS)
@@ -189,7 +193,7 @@ export class Position {
       visited: [...this.visited].slice(-MAX_SAVED_VISITS),
       lastChild: Object.fromEntries(this.lastChild),
     }
-    write(this.key, saved)
+    write(keyOf(this.loom), saved)
   }
 }
 

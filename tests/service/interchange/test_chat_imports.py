@@ -203,7 +203,7 @@ def test_session_of_mikupad_is_a_path_of_typed_and_generated_texts() -> None:
     report = read(MIKUPAD, model())
     (only,) = report.looms
     texts = [only.loom.user_prompt, *texts_of(list(only.at.path[1:]))]
-    assert texts == ["Once", " upon a time", " there"]
+    assert texts == ["A", "Once", " upon a time", " there"]
     assert not only.loom.chat_template_used
     assert only.loom.note == AuthorNote("[Write short.]", 3)
     assert "sk-not-to-be-kept" not in str([node.meta for node in only.loom.walk()])
@@ -215,4 +215,32 @@ def test_older_session_of_mikupad_has_its_values_as_json_in_texts() -> None:
 
     older = {name: json.dumps(value) for name, value in MIKUPAD.items()}
     assert read(older).recognised_as == "mikupad"
-    assert texts_of(list(read(older).looms[0].at.path)) == ["Once", " upon a time", " there"]
+    assert texts_of(list(read(older).looms[0].at.path)) == ["A", "Once", " upon a time", " there"]
+
+
+def test_memory_of_mikupad_follows_its_context_order() -> None:
+    parts = {"prefix": "[", "text": "A fox.", "suffix": "]\\n"}
+    for order, beginning in (
+        ("", "[A fox.]\n"),
+        ("{wiText}\nFacts: {memText}\n{prompt}", "Facts: A fox.\n"),
+        ("{prompt}{memText}", None),
+    ):
+        session = {**MIKUPAD, "memoryTokens": {**parts, "contextOrder": order}}
+        loom = read(session).looms[0].loom
+        assert loom.user_prompt == ("Once" if beginning is None else beginning)
+    note = {**MIKUPAD, "authorNoteTokens": {"prefix": "\\n[", "text": "Short.", "suffix": "]"}}
+    assert read(note).looms[0].loom.note == AuthorNote("\n[Short.]", 3)
+
+
+def test_world_info_of_mikupad_is_reported() -> None:
+    world_info = {"entries": [{"keys": ["fox"], "text": "Red."}], "prefix": "", "suffix": ""}
+    report = read({**MIKUPAD, "worldInfo": world_info})
+    assert "1 entries of world info are not read by the model" in report.dropped
+
+
+def test_untitled_chat_that_begins_with_an_answer_has_the_first_message_as_title() -> None:
+    history = {"internal": [["<|BEGIN-VISIBLE-CHAT|>", "Hello!"], ["Who are you?", "A fox."]]}
+    (only,) = read(history, model()).looms
+    assert (only.loom.user_prompt, only.title) == (START, "Who are you?")
+    (only,) = read({"internal": history["internal"][:1]}, model()).looms
+    assert only.title == ""

@@ -52,9 +52,7 @@ def test_prompt_of_a_text_file_never_uses_the_chat_template() -> None:
     assert only.loom.grow(max_tokens=2, seed=1)[0].tokens
 
 
-@pytest.mark.parametrize(
-    "data", [b"\x89PNG\r\n\x1a\n\x00", b"PK\x03\x04", b"caf\xe9", b"17", b"a\0b"]
-)
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\x00", b"PK\x03\x04", b"17", b"a\0b"])
 def test_unknown_file_is_refused_with_the_supported_ones(data: bytes) -> None:
     with pytest.raises(FormatError, match="Supported: Weft looms") as caught:
         read(data)
@@ -77,6 +75,8 @@ def test_text_in_another_encoding_names_the_byte(tmp_path: Path) -> None:
     file.write_bytes(b"caf\xe9 au lait")
     with pytest.raises(FormatError, match=r"a\.txt: it is not text in UTF-8: .* byte 3"):
         read(file)
+    with pytest.raises(FormatError, match="it is not text in UTF-8"):
+        read(b"caf\xe9")
     file.write_bytes(b"\n")
     with pytest.raises(FormatError, match="the file is empty"):
         read(file)

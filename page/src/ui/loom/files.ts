@@ -2,6 +2,7 @@
 import { signal } from '@preact/signals'
 import { ApiError, api, type Schemas } from '../../api/client'
 import { bytes, oneLine } from '../../model/words'
+import { openAt } from '../../state/position'
 import { listLooms, waitForServer } from '../../state/session'
 import { failed, sentence } from '../../state/toasts'
 import { overlay } from '../../state/view'
@@ -62,7 +63,9 @@ async function importOne(file: File, row: number, isText: boolean): Promise<void
   change({ state: 'reading', error: '', hint: '', asText: null })
   try {
     await checkSize(file)
-    change({ state: 'done', result: await api.importFile(file, queryFor(file, isText)) })
+    const result = await api.importFile(file, queryFor(file, isText))
+    for (const [i, loom] of result.looms.entries()) openAt(loom.id, result.at[i]!)
+    change({ state: 'done', result })
   } catch (error) {
     if (!(error instanceof ApiError)) failed(error)
     const isFormat = error instanceof ApiError && error.code === 'unknown_format' && !isText

@@ -144,6 +144,9 @@ class Imported(ResponseModel):
     """The result of an import: the new looms, the file's format, and what was left out."""
 
     looms: list[LoomObject]
+    at: list[int] = Field(
+        description="Of each loom, the number of the node that was selected in the program."
+    )
     recognised_as: str
     nodes: int
     dropped: list[str] = Field(

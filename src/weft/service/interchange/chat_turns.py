@@ -33,7 +33,7 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
     if lm.text.chat_template is None:
         sketch.notes[f"{_PLAIN}: this model has no chat template"] += 1
         return
-    copy = Sketch(knots=[replace(knot) for knot in sketch.knots], at=sketch.at)
+    copy = Sketch(sketch.title, [replace(knot) for knot in sketch.knots], sketch.at)
     try:
         _build_prompt(copy, lm)
         for knot in copy.knots[1:]:
@@ -42,7 +42,7 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
         sketch.notes[f"{_PLAIN}: {error}"] += 1
         return
     sketch.knots, sketch.at, sketch.messages = copy.knots, copy.at, copy.messages
-    sketch.user_prompt = copy.user_prompt
+    sketch.title, sketch.user_prompt = copy.title, copy.user_prompt
     sketch.notes += copy.notes
 
 
@@ -83,6 +83,9 @@ def _prepend_start(sketch: Sketch, system: list[Message], lm: LM) -> None:
         sketch.knots.insert(0, Knot(""))
         sketch.at += 1
     sketch.notes[_STARTED] += 1
+    if not sketch.title:  # the prompt is no title
+        texts = [knot.text for knot in sketch.knots if knot.role == "user" and knot.text]
+        sketch.title = next(iter(texts), sketch.knots[1].text)
     _set_prompt(sketch, [*system, {"role": "user", "content": START}], lm)
 
 

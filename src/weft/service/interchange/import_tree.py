@@ -145,7 +145,8 @@ def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") 
 class ImportedLoom(NamedTuple):
     """An imported loom.
 
-    title: the loom's title in the file; "" for none.
+    title: the loom's title in the file; "" for none. A chat that begins with an answer and has no
+        title gets the user's first message.
     loom: the loom.
     at: the node that was selected in the program; the root if none was.
     """

@@ -34,7 +34,11 @@ ENTRY_POINT_GROUP = "weft.importers"
 NATIVE = "weft"
 _LIMITS = ImportLimits()
 Parser = Callable[[bytes], object]  # returns the content of a file as `Importer.matches` takes it
-_CONTROL = re.compile("[\x00-\x08]")  # characters that no text file has
+_CONTROL = re.compile(rb"[\x00-\x08]")  # bytes that no UTF-8 text has
+
+
+class NotTextError(FormatError):
+    """The file is not text in UTF-8; no format can read it."""
 
 
 class Importer(NamedTuple):
@@ -81,7 +85,7 @@ IMPORTERS: Mapping[str, Importer] = {
         Importer("basemode", "basemode-loom exports", flat.is_basemode, flat.basemode),
         Importer("python-loom", "Python loom files", nested.is_python_loom, nested.python_loom),
         Importer("n8loom", "N8Loom exports", nested.is_n8loom, nested.n8loom),
-        Importer("nested", "nested text and children", nested.is_nested, nested.nested),
+        Importer("nested", "other trees of texts in JSON", nested.is_nested, nested.nested),
         Importer("text", "plain text (.txt, .md)", _is_plain_text, writing_programs.plain_text),
     )
 }
@@ -216,19 +220,19 @@ def _parser_of_name(name: str) -> Parser:
 def _decode(data: bytes) -> PlainText:
     """Decode a text file: UTF-8, or UTF-16 with a byte order mark.
 
-    Raises: FormatError for other encodings, and for files that are not text.
+    Raises: NotTextError for other encodings, and for files that are not text.
     """
-    encoding = "utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    is_utf16 = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "utf-16" if is_utf16 else "utf-8-sig"
+    if not is_utf16 and _CONTROL.search(data):
+        raise NotTextError(f"it is not a text file. Supported: {supported_files()}")
     try:
-        text = data.decode(encoding)
+        return PlainText(data.decode(encoding))
     except UnicodeDecodeError as error:
-        raise FormatError(
+        raise NotTextError(
             f"it is not text in UTF-8: {error.reason} at byte {error.start}",
             hint="save the file with the encoding UTF-8",
         ) from error
-    if _CONTROL.search(text):
-        raise FormatError(f"it is not a text file. Supported: {supported_files()}")
-    return PlainText(text)
 
 
 def _json_or_text(data: bytes) -> object:
@@ -240,10 +244,7 @@ def _json_or_text(data: bytes) -> object:
         # These begin broken JSON, HTML and XML.
         if not start or start in b"{[<":
             raise
-        try:
-            return _decode(data)
-        except FormatError:
-            raise FormatError(f"unknown file format. Supported: {supported_files()}") from None
+        return _decode(data)
 
 
 def _json(data: bytes) -> object:

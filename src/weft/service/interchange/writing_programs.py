@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +16,9 @@ from .import_tree import Knot, Sketch
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown")
 _SESSION_FIELDS = ("memoryTokens", "authorNoteTokens", "maxPredictTokens", "contextLength")
 _CONTEXT_FIELDS = ("memoryTokens", "authorNoteTokens", "authorNoteDepth", "worldInfo")
+
+_CONTEXT_ORDER = "{memPrefix}{wiPrefix}{wiText}{wiSuffix}{memText}{memSuffix}{prompt}"
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class PlainText(str):
@@ -54,8 +58,9 @@ def is_mikupad(data: object) -> bool:
 def mikupad(data: Any) -> list[Sketch]:
     """Read a session of mikupad: one path, on which typed and generated texts alternate.
 
-    Memory, author's note and world info are kept in the meta of the root. Settings, which include
-    API keys, and the probabilities of tokens are left out.
+    The memory becomes the beginning of the text, and the author's note that of the loom. World info
+    is kept in the meta of the root. Settings, which include API keys, and the probabilities of
+    tokens are left out.
 
     data: JSON that `is_mikupad` accepts. Raises: FormatError if it is broken.
     """
@@ -65,22 +70,48 @@ def mikupad(data: Any) -> list[Sketch]:
     name = _decoded(data.get("name"))
     sketch = Sketch(name if isinstance(name, str) else "")
     records = [record_of(piece, f"piece {at}") for at, piece in enumerate(pieces)]
-    parent = -1
+    context = _context(data)
+    memory = _memory(context)
+    parent = sketch.add(Knot(memory)) if memory else -1
     for is_typed, run in groupby(records, key=lambda piece: piece.get("type") == "user"):
         text = "".join(text_of(piece, "content", "a piece") for piece in run)
         imported = {"author": "user" if is_typed else "model"}
         parent = sketch.add(Knot(text, parent, imported=imported))
     sketch.at = max(parent, 0)
-    sketch.imported = _context(data)
-    sketch.author_note = _author_note(sketch.imported)
+    sketch.imported = context
+    sketch.author_note = _author_note(context)
     n_settings = len(data.keys() - {"prompt", "name", *_CONTEXT_FIELDS})
     if n_settings:
         sketch.notes["settings of the session were left out"] += n_settings
+    world_info = context.get("worldInfo")
+    entries = world_info.get("entries") if isinstance(world_info, dict) else None
+    if isinstance(entries, list):
+        sketch.notes["entries of world info are not read by the model"] += len(entries)
     return [sketch]
 
 
 def _context(data: Json) -> Json:
     return {name: _decoded(data[name]) for name in _CONTEXT_FIELDS if name in data}
+
+
+def _memory(context: Json) -> str:
+    """Return the text that the memory puts before the prompt; "" without a memory.
+
+    `contextOrder` is a template of the context. mikupad drops its empty lines.
+    """
+    memory = context.get("memoryTokens")
+    if not isinstance(memory, dict) or not memory.get("text"):
+        return ""
+    values = {
+        f"mem{name.title()}": text_of(memory, name, "memoryTokens")
+        for name in ("prefix", "text", "suffix")
+    }
+    order = text_of(memory, "contextOrder", "memoryTokens") or _CONTEXT_ORDER
+    lines = [
+        _PLACEHOLDER.sub(lambda match: values.get(match[1], ""), line)
+        for line in order.partition("{prompt}")[0].split("\n")
+    ]
+    return _with_line_breaks("\n".join([*filter(str.strip, lines[:-1]), lines[-1]]))
 
 
 def _author_note(context: Json) -> Json | None:
@@ -92,7 +123,12 @@ def _author_note(context: Json) -> Json | None:
         text_of(parts, name, "authorNoteTokens") for name in ("prefix", "text", "suffix")
     )
     is_depth = isinstance(depth, int) and not isinstance(depth, bool) and depth >= 0
-    return {"text": text, "depth": depth if is_depth else DEPTH}
+    return {"text": _with_line_breaks(text), "depth": depth if is_depth else DEPTH}
+
+
+def _with_line_breaks(text: str) -> str:
+    """Return a text with line breaks for the two characters that mikupad replaces by them."""
+    return text.replace("\\n", "\n")
 
 
 def _decoded(value: object) -> object:

@@ -23,6 +23,7 @@ from ... import errors
 from ..._core.error_mapping import map_error
 from ...errors import WeftError
 from ..api.base import RequestModel
+from ..interchange.importers import NotTextError
 from ..store.library import NameTaken
 from .error_bodies import error_body
 
@@ -121,6 +122,8 @@ def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Js
         code = f"{error.what}_not_found"
     if isinstance(error, errors.Conflict):
         code = error.code
+    if isinstance(error, NotTextError):
+        code = "not_text"
     if isinstance(error, NameTaken):
         status, kind, code = 409, _KINDS[409], "name_taken"
         param = param or "name"

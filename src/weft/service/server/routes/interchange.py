@@ -120,7 +120,7 @@ async def import_looms(
             param = "title" if name is None else "name"
             raise ConfigError(f"{param} is for one loom; this file has {len(report.looms)}")
         library = service.looms.library
-        rows = []
+        rows, at = [], []
         for imported in report.looms:
             if used is not None:
                 imported.loom.meta["model"] = served.source
@@ -130,7 +130,9 @@ async def import_looms(
             )
             service.looms.put(stored, used)
             rows.append(await service.looms.row(stored.id))
+            at.append(stored.number(imported.at))
     result = Imported(
+        at=at,
         looms=[to_loom_entry(row, None) for row in rows],
         recognised_as=report.recognised_as,
         nodes=report.n_nodes,
