@@ -130,6 +130,19 @@ def test_given_text_that_ends_in_a_space_before_a_grammar_warns(lm: LM) -> None:
         branch.prefill(lm.tokenize("Say: "))
 
 
+def test_space_before_text_that_the_tokenizer_cuts_off_from_it_does_not_warn(lm: LM) -> None:
+    """The embedded tokenizer writes " 7" as two tokens, and " -" and " he" as one."""
+    ids = lm.tokenize("5 + 3 = ")
+    assert lm.tokenize("5 + 3 = 8")[:-1] == ids
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for constraint in (Regex("[0-9]+"), JsonSchema({"type": "integer"}), Choice([" x"])):
+            Loom(lm, ids).grow(constraint=constraint, max_tokens=4, seed=1)
+    for constraint in (Regex("[0-9a-z]+"), Choice(["8", "he"]), Choice(["-8", "-9"])):
+        with pytest.warns(PromptWarning, match="ends in a space"):
+            Loom(lm, ids).grow(constraint=constraint, max_tokens=4, seed=1)
+
+
 def test_other_prompts_and_constraints_do_not_warn(lm: LM) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
 
 from weft import LM, Loom
-from weft.constraints import Choice, JsonSchema
+from weft.constraints import Choice, JsonSchema, Regex
+from weft.errors import PromptWarning
 
 Load = Callable[[str], LM]
 
@@ -38,3 +40,16 @@ def test_healed_prompt_answers_as_one_without_the_space(load_real: Load) -> None
     loom = Loom(load_real("gemma3-llamacpp"), TWO, template=False, heal=True)
     (node,) = loom.grow(constraint=CITIES, temperature=0, max_tokens=9)
     assert (node.text, node.parsed) == (" Lisbon", "Lisbon")
+
+
+@pytest.mark.parametrize("name", ["smollm2-llamacpp", "gemma3-llamacpp"])
+def test_space_before_digits_does_not_warn_and_before_words_does(
+    load_real: Load, name: str
+) -> None:
+    lm = load_real(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sums = Loom(lm, "3 + 4 = 7. 5 + 3 = ", template=False)
+        sums.grow(constraint=Regex("[0-9]+"), temperature=0, max_tokens=2)
+    with pytest.warns(PromptWarning, match="' L"):
+        Loom(lm, TWO, template=False).grow(constraint=CITIES, temperature=0, max_tokens=2)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .._core.sched import work
 from .._core.sched.driver import deferred_interrupt
 from .._core.sched.work import Extend, Item, Logits, Scores
-from ..constraints.lines import can_begin_after
+from ..constraints.lines import warn_of_end_space
 from ..errors import ConfigError
 from .state import Accepted, BranchRegistry
 
@@ -189,13 +189,12 @@ class PrefillCall:
 
 def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
     """Log a warning if a prompt lacks BOS, or if it ends in a space and a grammar follows."""
-    text = branch.lm.text
     if not branch.position:
-        text.warn_without_bos(ids)
+        branch.lm.text.warn_without_bos(ids)
     n_accepted = 0 if branch.last is None else branch.last.n
     constraint, is_fresh = branch.params.constraint, branch.grammar_from == n_accepted
-    if constraint is not None and is_fresh and can_begin_after(constraint):
-        text.warn_of_end_space(ids)
+    if constraint is not None and is_fresh:
+        warn_of_end_space(ids, constraint, branch.lm.constraints)
 
 
 class _BranchPrefill:

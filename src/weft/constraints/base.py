@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +195,19 @@ class Compiler:
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return matcher.clone()
+
+    def first_texts(self, constraint: Constraint) -> Iterator[str]:
+        """Yield the texts of the tokens with which a constrained text may begin.
+
+        Tokens that begin with a part of a character are left out.
+        """
+        import numpy as np
+
+        mask = np.empty(n_words(self.n_vocab), dtype=np.int32)
+        self.matcher(constraint).fill(mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.n_vocab]
+        texts = (self.spellings[each].decode(errors="replace") for each in bits.nonzero()[0])
+        return (text for text in texts if text and text[0] != "\ufffd")
 
     def ids_of(self, spelled: bytes) -> list[int]:
         """Tokenize bytes: return tokens whose joined bytes are exactly `spelled`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .base import Compiler
+
+_N_BEGINNINGS = 500  # enough to find one that a space is joined with
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,22 @@ def can_begin_after(constraint: Constraint) -> bool:
     """Return True if `after` accepts this constraint: a grammar, or `EachLine` of a grammar."""
     inner = constraint.constraint if isinstance(constraint, EachLine) else constraint
     return isinstance(inner, Grammar)
+
+
+def warn_of_end_space(ids: Sequence[int], constraint: Constraint, compiler: Compiler) -> None:
+    """Log a warning if a prompt's end space belongs to the first token of the constrained text.
+
+    A number's sign gives no warning, because a digit may begin the text as well.
+
+    ids: the tokens before the constrained text.
+    """
+    text = compiler.text
+    if not (ids and text.is_spaces(ids[-1]) and can_begin_after(constraint)):
+        return
+    is_number = any(each[0].isdigit() for each in compiler.first_texts(constraint))
+    signs = "-" if is_number else ""
+    beginnings = (each for each in compiler.first_texts(constraint) if each[0] not in signs)
+    text.warn_of_end_space(ids, islice(beginnings, _N_BEGINNINGS))
 
 
 def after(prefix: str, constraint: Constraint) -> Constraint:

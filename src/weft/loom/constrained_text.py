@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..constraints.lines import after, can_begin_after
+from ..constraints.lines import after, can_begin_after, warn_of_end_space
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def _moved_spaces(node: HeddleState, constraint: Constraint) -> str:
 def warn_of_prompt_before(node: HeddleState, constraint: Constraint) -> None:
     """Log a warning if a constraint begins after a prompt or added text that ends in a space."""
     is_given = node.params is None and not getattr(node, "chat_template_used", False)
-    if is_given and can_begin_after(constraint) and node.lm is not None:
-        node.lm.text.warn_of_end_space(node.tokens)
+    if is_given and node.lm is not None:
+        warn_of_end_space(node.tokens, constraint, node.lm.constraints)
 
 
 def strip_end_spaces(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[int], str]:

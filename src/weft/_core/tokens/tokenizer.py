@@ -214,18 +214,21 @@ class Tokenizer:
         spelled = self.token_bytes(token_id)
         return bool(spelled) and not spelled.strip(b" ")
 
-    def warn_of_end_space(self, ids: Sequence[int]) -> None:
-        """Log a warning if a prompt ends in a space; call it before constrained generation."""
-        if ids and self.is_spaces(ids[-1]) and self._has_spaced_words:
-            warn_of_prompt(
-                "the text before the constraint ends in a space, but this model's word tokens begin"
-                " with one, so only unlikely tokens are left. Leave out the space and let the"
-                " constraint's text begin with it, or make the loom with heal=True"
-            )
+    def warn_of_end_space(self, ids: Sequence[int], beginnings: Iterable[str]) -> None:
+        """Log a warning if the tokenizer joins a prompt's end space with the text that follows.
 
-    @cached_property
-    def _has_spaced_words(self) -> bool:
-        return any(each[:1] == b" " and each[1:].isalpha() for each in self.vocab_bytes)
+        ids: a prompt that ends in a token of spaces. beginnings: possible beginnings of that text.
+        """
+        spaces = self.token_text(ids[-1])
+        for begin in beginnings:
+            if self.continuation(spaces + begin)[0] != ids[-1]:
+                warn_of_prompt(
+                    "the text before the constraint ends in a space, but this model's tokens join"
+                    f" the space with the text after it, as in {' ' + begin!r}. That text is"
+                    " unlikely here: leave out the space and let the constraint's text begin with"
+                    " it, or make the loom with heal=True"
+                )
+                return
 
     def min_token_count(self, text: str) -> int:
         """Return a lower bound of a text's number of tokens, from its length; 0 if unknown."""
