@@ -12,6 +12,8 @@ import pytest
 import weft
 from real_models import GEMMA3_GGUF, SMOLLM2_FOLDER, SMOLLM2_GGUF, real_model
 
+# llama.cpp's own numbers: without flash attention, and with a fixed number of threads.
+LIBRARY_NUMBERS = {"flash_attention": False, "n_threads": 1}
 # name → (file, engine, the package that the engine needs, options of `weft.load`)
 LOADS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "smollm2-torch": (SMOLLM2_FOLDER, "torch", "torch", {"dtype": "float32"}),
@@ -23,6 +25,17 @@ LOADS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "gemma3-torch": (GEMMA3_GGUF, "torch", "torch", {"dtype": "float32"}),
     "gemma3-llamacpp": (GEMMA3_GGUF, "llamacpp", "llama_cpp", {"n_ctx": 2048}),
 }
+for _model, _file in {"smollm2": SMOLLM2_GGUF, "gemma3": GEMMA3_GGUF}.items():
+    for _kind, _options in {
+        "plain": LIBRARY_NUMBERS,
+        "reproducible": {"reproducible": True, "n_threads": 1},
+    }.items():
+        LOADS[f"{_model}-llamacpp-{_kind}"] = (
+            _file,
+            "llamacpp",
+            "llama_cpp",
+            {"n_ctx": 512, "engine_options": _options},
+        )
 Load = Callable[[str], weft.LM]
 
 
