@@ -14,6 +14,25 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.page
 
 
+@pytest.mark.parametrize("width", [390, 1024, 1440])
+def test_long_author_note_is_cut_at_its_end_only(desk: Desk, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    desk.make("Tell me a story.", template=True)
+    note = {"text": "Always mention the weather and the sea, however short it is.", "depth": 4}
+    desk.ask("PATCH", desk.of(), json={"meta": {"author_note": note}})
+    page.goto(f"{desk.served.url}/#{desk.loom['name']}")
+    line = page.locator("[data-author-note]")
+    expect(line).to_contain_text("Author’s note, read before the last 4")
+    starts = """(each) => {
+      const range = document.createRange()
+      range.selectNodeContents(each)
+      return range.getBoundingClientRect().left - each.getBoundingClientRect().left
+    }"""
+    assert line.evaluate(starts) >= 0
+    style = line.evaluate("(each) => [getComputedStyle(each).display, each.scrollWidth]")
+    assert style[0] == "block"  # text-overflow has no effect on a flex box
+
+
 def test_author_note_is_saved_shown_and_read_by_the_model(desk: Desk, page: Page) -> None:
     desk.sets(seed=1, n=1, max_tokens=8)
     desk.make("One\nTwo\nThree", template=False)
