@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,14 @@ def test_ratings_sort_siblings_and_rank_exported_pairs(
     desk: Desk, page: Page, tmp_path: Path
 ) -> None:
     desk.open_loom("The fox", template=False, n=3, max_tokens=9, temperature=4.0)
-    desk.press("ArrowRight", "}", "ArrowDown")
+    desk.press("ArrowRight", "}", "}", "}")
+    expect(page.get_by_text("Rated 3 of 5.")).to_have_count(1)
+    expect(page.locator(".toasts")).not_to_contain_text("Rated 2")
+    expect(desk.row(1)).to_have_accessible_name(re.compile(", rated 3"))
+    expect(desk.row(1).get_by_title("Rated 3 of 5")).to_have_text("3")
+    desk.press("{", "{")
+    expect(page.get_by_text("Rated 1 of 5.")).to_have_count(1)
+    desk.press("ArrowDown")
     page.get_by_role("tab", name="Node").click()
     page.get_by_role("radiogroup", name="Rating").get_by_label("4").click()
     desk.until(lambda: desk.nodes()[2]["rating"] == 4, "a rating of 4")

@@ -79,6 +79,7 @@ export function spokenLabel(
     nChildren ? plural(nChildren, 'child', 'children') : '',
     ...marks(node).map((each) => MARK_WORDS[each]),
     node.bookmark ? `label ${node.bookmark}` : '',
+    node.rating == null ? '' : `rated ${node.rating}`,
     node.model ? `grown with ${shortName(node.model)}` : '',
     isUnread ? 'unread' : '',
     typeof node.score === 'number' ? `score ${scoreText(node.score)}` : '',

@@ -1,12 +1,12 @@
 /** Bookmark, rate, annotate, regenerate, cache and copy a node. */
 import { api, type KvOp } from '../../api/client'
 import { comparison, defaultsFor, repeatRequest } from '../../model/provenance'
-import { changedRating } from '../../model/sibling_order'
+import { changedRating, MAX_RATING } from '../../model/sibling_order'
 import { ROOT } from '../../model/tree'
 import { oneLine, plural, shortName, titleOf } from '../../model/words'
 import { kvChanged } from '../kvUsage'
-import { linkTo, listLooms, model, models, open } from '../session'
-import { toast } from '../toasts'
+import { linkTo, listLooms, model, models } from '../session'
+import { dismiss, toast } from '../toasts'
 import { change, withLoom } from './change'
 import { remove } from './remove'
 
@@ -20,9 +20,19 @@ export const bookmark = (node: number, label?: string | null) =>
 export const rate = (node: number, rating: number | null) =>
   change((loom) => api.edit(loom.id, node, { rating }))
 
-/** Raise or lower the rating of a node by one. */
-export const rerate = (node: number, by: 1 | -1) =>
-  rate(node, changedRating(open.peek()?.tree.get(node)?.rating, by))
+let _ratingToast = 0
+
+/** Raise or lower the rating of a node by one, and show the new rating. */
+export async function rerate(node: number, by: 1 | -1): Promise<void> {
+  let rating: number | null = null
+  const changed = await change((loom) => {
+    rating = changedRating(loom.tree.get(node)?.rating, by)
+    return api.edit(loom.id, node, { rating })
+  })
+  if (!changed) return
+  dismiss(_ratingToast)
+  _ratingToast = toast(rating === null ? 'The rating is removed.' : `Rated ${rating} of ${MAX_RATING}.`)
+}
 
 /** Grow a node again by what it was grown with, and say whether the same came. */
 export const regenerate = (number: number) =>

@@ -1,10 +1,11 @@
 /** Small marks after a row's words, and the probability of its tokens. */
-import { Bookmark, Pause, PenLine, Sprout, TriangleAlert } from 'lucide-preact'
+import { Bookmark, Pause, PenLine, Sprout, Star, TriangleAlert } from 'lucide-preact'
 import type { Schemas } from '../../api/client'
 import { kvStateText } from '../../model/kv_state'
 import { MARK_WORDS, type Mark } from '../../model/label'
 import { scoreText } from '../../model/run'
-import { probability } from '../../model/words'
+import { MAX_RATING } from '../../model/sibling_order'
+import { averageProbability } from '../../model/words'
 
 const ICONS = { bookmark: Bookmark, growing: Sprout, failed: TriangleAlert, stopped: Pause, human: PenLine }
 
@@ -27,11 +28,21 @@ export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
   )
 }
 
+/** A person's rating of a node. */
+export function Rating({ rating }: { rating: number }) {
+  return (
+    <span class="row-rating number" title={`Rated ${rating} of ${MAX_RATING}`} aria-hidden>
+      <Star size={12} strokeWidth={2} />
+      {rating}
+    </span>
+  )
+}
+
 /** A thin bar: full is certain. */
 export function ProbabilityBar({ p }: { p: number | null }) {
   if (p === null) return <span class="row-chance none" aria-hidden />
   return (
-    <span class="row-chance" title={`avg. probability ${probability(p)} (geometric mean)`} aria-hidden>
+    <span class="row-chance" title={`${averageProbability(p)} (geometric mean)`} aria-hidden>
       <i style={{ width: `${Math.max(4, Math.round(100 * p))}%` }} />
     </span>
   )

@@ -10,7 +10,7 @@ import { formatCount, shortName } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import { kvStates } from '../../state/kvStates'
 import type { OpenLoom } from '../../state/loom'
-import { KvDot, MarkSign, ProbabilityBar, Score } from './Marks'
+import { KvDot, MarkSign, ProbabilityBar, Rating, Score } from './Marks'
 
 interface RowProps {
   loom: OpenLoom
@@ -93,6 +93,7 @@ export function OutlineRow({
         {signs.map((each) => (
           <MarkSign key={each} mark={each} />
         ))}
+        {node.rating != null && <Rating rating={node.rating} />}
         {row.same.length > 1 && (
           <button type="button" class="row-times" data-do="same" tabIndex={-1} title="Show all">
             ×{row.same.length}
