@@ -44,7 +44,7 @@ describe('what a node says of itself', () => {
   it('is heard with what its signs say', () => {
     const one = node(1, 0, { text: 'Once', bookmark: 'good', ended: true, finish_reason: 'stop' })
     expect(spokenLabel(one, label(one, '', false), 3, true, 4)).toBe(
-      'Once, 4 times, 3 children, bookmarked, ended, label good, unread, average probability .50',
+      'Once, 4 times, 3 children, bookmarked, ended, label good, unread, average probability 50\u202f%',
     )
   })
 })

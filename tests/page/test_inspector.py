@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -308,6 +309,27 @@ def test_token_table_is_of_the_current_node_after_fast_moves(desk: Desk, page: P
     expect(rows.first).to_have_attribute("data-token-id", str(likeliest[0]["id"]))
 
 
+def test_token_table_has_percentages_and_separate_columns(desk: Desk, page: Page) -> None:
+    desk.sets(temperature=0.8, top_k=5)
+    desk.open_loom()
+    table = tab(page, "Tokens").locator(".chances")
+    expect(table.locator("tbody tr")).to_have_count(20)
+    cells = table.locator("tbody td:nth-child(n + 3)").all_inner_texts()
+    assert len(cells) == 60
+    assert all(re.fullmatch(r"<\u202f0\.1\u202f%|[\d.]+\u202f%", each) for each in cells), cells
+    gaps = table.locator("thead").evaluate(
+        """(each) => {
+          const boxes = [...each.querySelectorAll('th')].slice(2).map((th) => {
+            const range = document.createRange()
+            range.selectNodeContents(th)
+            return range.getBoundingClientRect()
+          })
+          return boxes.slice(1).map((box, i) => box.left - boxes[i].right)
+        }"""
+    )
+    assert min(gaps) > 6
+
+
 # A node
 
 
@@ -319,9 +341,14 @@ def test_node_panel_shows_counts_and_sampling(desk: Desk, page: Page) -> None:
     expect(fact(page, "Tokens").first).to_have_text("6")
     expect(fact(page, "Characters")).to_have_text(str(len(node["text"])))
     mean = math.exp(node["mean_logprob"])
-    shown = f"{mean:.2f}".removeprefix("0")
-    expect(fact(page, "Avg. probability")).to_have_text(shown if mean < 0.995 else "1.0")
-    expect(fact(page, "Ended")).to_have_text("stopped at limit")
+    assert mean > 0.1
+    percent = f"{100 * mean:.0f}\u202f%"
+    expect(fact(page, "Avg. probability")).to_have_text(percent)
+    expect(desk.row(2)).to_have_accessible_name(re.compile(rf"probability {100 * mean:.0f}\s%"))
+    expect(desk.row(2).get_by_title(f"avg. probability {percent} (geometric mean)")).to_have_count(
+        1
+    )
+    expect(fact(page, "State")).to_have_text("stopped at limit")
     expect(fact(page, "Temperature")).to_have_text("0.7")
     expect(fact(page, "Seed")).to_have_text("5")
     expect(fact(page, "Branch")).to_have_text("2 of 2")

@@ -21,13 +21,12 @@ export function bytes(value: number): string {
   return `${value < 10 && at > 0 ? value.toFixed(1) : Math.round(value)} ${units[at]}`
 }
 
-/** p as .41; what is smaller than a hundredth as .004 or 2e-7. */
+/** A probability in per cent: two digits at most, and one below a tenth. */
 export function probability(p: number | null): string {
   if (p === null) return '–'
-  if (p >= 0.995) return '1.0'
-  if (p >= 0.01) return p.toFixed(2).replace(/^0/, '')
-  if (p >= 0.001) return p.toFixed(3).replace(/^0/, '')
-  return p === 0 ? '0' : p.toExponential(0)
+  const value = 100 * p
+  if (value > 0 && value < 0.095) return '<\u202f0.1\u202f%'
+  return `${value < 9.5 ? Number(value.toPrecision(1)) : Math.round(value)}\u202f%`
 }
 
 /** A model's name without its folder, its owner and its file type. */
@@ -39,11 +38,10 @@ export function shortName(model: string): string {
 /** A loom's title as typed; without one its name, which its address has. */
 export const titleOf = (loom: { name: string; title?: string | undefined }): string => loom.title || loom.name
 
-/** A mean probability in per cent, with two digits at most. */
-export function averageProbability(p: number): string {
-  const value = 100 * p
-  return `avg. probability ${value < 9.5 ? Number(value.toPrecision(1)) : Math.round(value)}\u202f%`
-}
+/** A probability as a number of a field in per cent. */
+export const inPercent = (p: number): string => String(Number((100 * p).toPrecision(6)))
+
+export const averageProbability = (p: number): string => `avg. probability ${probability(p)}`
 
 export function seconds(value: number): string {
   if (value < 10) return `${value.toFixed(1)} s`

@@ -57,7 +57,7 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
     },
     node.growing || node.finish_reason !== null
       ? {
-          name: 'Ended',
+          name: 'State',
           value: node.growing ? 'still growing' : finishWord(node.finish_reason, node.stop_string),
         }
       : false,

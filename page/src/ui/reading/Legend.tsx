@@ -1,6 +1,7 @@
 /** The meaning of the tints, with numbers, for the status bar. Empty without heat. */
 import { useState } from 'preact/hooks'
 import { BOUNDS, type HeatMode } from '../../model/heat'
+import { inPercent, probability } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import { threshold } from '../../state/reading'
 import { cycleHeat, heatMode } from '../../state/view'
@@ -24,7 +25,7 @@ export function HeatLegend() {
       {BOUNDS[mode].map((bound, i) => (
         <span key={bound} class="swatch" data-heat={i + 1}>
           {mode === 'probability'
-            ? `<\u202f${`${bound}`.replace(/^0/, '')}`
+            ? `<\u202f${probability(bound)}`
             : mode === 'rank'
               ? `>\u202f${bound}`
               : `≥\u202f${bound}`}
@@ -36,18 +37,19 @@ export function HeatLegend() {
           class="field"
           type="number"
           min="0"
-          max="1"
-          step="0.05"
-          placeholder="1"
-          aria-label="Only colour tokens less likely than"
-          value={typed ?? threshold.value ?? ''}
+          max="100"
+          step="5"
+          placeholder="100"
+          aria-label="Only colour tokens less likely than, in per cent"
+          value={typed ?? (threshold.value === null ? '' : inPercent(threshold.value))}
           onInput={(event) => {
             const { value, valueAsNumber: given } = event.currentTarget
             setTyped(value) // as it stands: "0." is on the way to a number
-            threshold.value = given > 0 && given < 1 ? given : null
+            threshold.value = given > 0 && given < 100 ? given / 100 : null
           }}
           onBlur={() => setTyped(null)}
         />
+        %
       </label>
     </div>
   )

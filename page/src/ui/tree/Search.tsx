@@ -2,7 +2,7 @@
 import { CaseSensitive, ListTree, Regex, Rows3, X } from 'lucide-preact'
 import { useLayoutEffect, useRef } from 'preact/hooks'
 import { KINDS, type Kind } from '../../model/finding'
-import { plural } from '../../model/words'
+import { inPercent, plural } from '../../model/words'
 import {
   change,
   closeSearch,
@@ -168,11 +168,11 @@ function Filters() {
       ))}
       <span class="row bounds">
         <label class="caption" for="p-low">
-          avg. p
+          avg. probability
         </label>
         <Bound
           id="p-low"
-          name="Average probability from"
+          name="Average probability from, in per cent"
           value={low}
           empty="0"
           set={(value) => change({ low: value })}
@@ -182,11 +182,12 @@ function Filters() {
         </span>
         <Bound
           id="p-high"
-          name="Average probability to"
+          name="Average probability to, in per cent"
           value={high}
-          empty="1"
+          empty="100"
           set={(value) => change({ high: value })}
         />
+        <span class="caption">%</span>
       </span>
     </fieldset>
   )
@@ -206,11 +207,11 @@ function Bound(props: {
       inputMode="decimal"
       aria-label={props.name}
       placeholder={props.empty}
-      defaultValue={props.value === null ? '' : String(props.value)}
+      defaultValue={props.value === null ? '' : inPercent(props.value)}
       onInput={(event) => {
         const text = event.currentTarget.value.trim().replace(',', '.')
         const value = Number(text)
-        props.set(text === '' || Number.isNaN(value) ? null : Math.max(0, Math.min(1, value)))
+        props.set(text === '' || Number.isNaN(value) ? null : Math.max(0, Math.min(1, value / 100)))
       }}
       onKeyDown={(event) => {
         if (event.key !== 'Escape') return
