@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -233,6 +234,28 @@ def test_search_filters_narrow_the_list_of_hits(bush: Desk, page: Page) -> None:
     expect(status).to_have_text("This regular expression is not complete.")
     bush.press("Escape", "n")
     expect(page.get_by_role("searchbox")).to_have_count(0)
+
+
+def test_search_filters_by_author_and_average_probability(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=4, max_tokens=12)
+    desk.ask("POST", desk.of("/nodes"), json={"text": " by hand"})
+    means = [
+        math.exp(node["mean_logprob"])
+        for node in desk.nodes().values()
+        if node["mean_logprob"] is not None
+    ]
+    bound = round(100 * sum(means) / len(means))
+    desk.press("/")
+    status = page.locator("#search-status")
+    page.get_by_role("button", name="Generated", exact=True).click()
+    expect(status).to_have_text("4 nodes")
+    page.get_by_label("Average probability from, in per cent").fill(str(bound))
+    n = sum(100 * mean >= bound for mean in means)
+    assert 0 < n < 4
+    expect(status).to_have_text("1 node" if n == 1 else f"{n} nodes")
+    page.get_by_label("Average probability from, in per cent").fill("")
+    page.get_by_role("button", name="Written", exact=True).click()
+    expect(status).to_have_text("1 node")
 
 
 def test_slow_pattern_keeps_its_first_hits_and_a_responsive_page(bush: Desk, page: Page) -> None:

@@ -23,8 +23,8 @@ import { focusTree } from './rowEvents'
 
 const WORDS: Record<Kind, string> = {
   bookmarked: 'Bookmarked',
-  human: 'Human',
-  model: 'Model',
+  human: 'Written',
+  model: 'Generated',
   ended: 'Ended',
   unread: 'Unread',
 }
