@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { candidateRows, costOf, prunedIn, type Round, scoreText } from '../src/model/run'
+import { candidateRows, costOf, prunedIn, type Round, reasonText, scoreText } from '../src/model/run'
 
 const round = (number: number, scores: Record<number, number | string | null>, kept: number[]): Round => ({
   round: number,
@@ -46,5 +46,6 @@ describe('a search', () => {
       '–',
     ])
     expect(scoreText(-0.0853)).toBe('−0.09')
+    expect(reasonText('the answer -4 has a score of -0.46')).toBe('the answer -4 has a score of −0.46')
   })
 })

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -171,6 +172,18 @@ def test_search_reports_why_its_answer_was_chosen(desk: Desk, page: Page) -> Non
     page.get_by_role("list", name="Answers").get_by_role("button").last.click()
     assert desk.current == group["nodes"][0]
     assert_accessible(page)
+
+
+def test_reason_has_the_minus_sign_of_other_scores(desk: Desk, page: Page) -> None:
+    desk.open_loom("Say hi.")
+    body = {"strategy": "beam", "breadth": 4, "seed": 1, "wait": True}
+    desk.ask("POST", desk.of("/runs"), json=body)
+    page.get_by_role("tab", name="Solve").click()
+    panel = page.get_by_role("tabpanel", name="Solve")
+    reason = run_of(desk)["result"]["reason"]
+    assert re.search(r"-\d\.\d\d", reason)
+    shown = re.sub(r"-(?=\d\.\d\d)", "\N{MINUS SIGN}", reason)
+    expect(panel.locator(".run-reason")).to_have_text(f"Chosen because {shown}.")
 
 
 def test_search_reads_checks_and_judges_answers_by_its_fields(desk: Desk, page: Page) -> None:

@@ -23,6 +23,9 @@ export function groupFacts(group: AnswerGroup, measure: string): string {
     .join(' · ')
 }
 
+/** A reason of the server, with the minus sign of `scoreText` in its scores. */
+export const reasonText = (reason: string): string => reason.replace(/(?<![\w.])-(?=\d+\.\d\d\b)/g, '−')
+
 /** Candidates that no round up to `upTo` has kept; null: all rounds. */
 export function prunedIn(rounds: readonly Round[], upTo: number | null): ReadonlySet<number> {
   const shownRounds = rounds.filter((each) => upTo === null || each.round <= upTo)

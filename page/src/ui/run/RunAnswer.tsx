@@ -1,5 +1,5 @@
 /** The result of a search: its answer, why it was chosen, whether it is right, and the other answers. */
-import { groupFacts } from '../../model/run'
+import { groupFacts, reasonText } from '../../model/run'
 import type { OpenLoom } from '../../state/loom'
 import type { LiveRun } from '../../state/searches'
 
@@ -19,7 +19,7 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
   return (
     <section class="part" aria-label="Answer">
       <p class="run-answer">{result.answer || 'No answer.'}</p>
-      {result.reason && <p class="caption run-reason">Chosen because {result.reason}.</p>}
+      {result.reason && <p class="caption run-reason">Chosen because {reasonText(result.reason)}.</p>}
       <p class={`caption ${result.solved === true ? 'is-right' : result.solved === false ? 'warn' : ''}`}>
         {result.solved === true
           ? 'Checked: correct.'
