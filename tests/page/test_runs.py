@@ -217,6 +217,28 @@ def test_search_reads_checks_and_judges_answers_by_its_fields(desk: Desk, page: 
     expect(panel).to_contain_text(run["result"]["reason"])
 
 
+def test_search_dialog_names_what_max_tokens_limits(desk: Desk, page: Page) -> None:
+    desk.open_loom(GAME)
+    desk.press("R")
+    dialog = page.get_by_role("dialog", name="Solve: search for an answer")
+    for strategy, unit in (("Best of n", "answer"), ("Greedy", "answer"), ("Beam", "step")):
+        dialog.get_by_role("radio", name=strategy).first.check()
+        expect(dialog.locator("label[for=run-max_tokens]")).to_have_text(f"Max tokens per {unit}")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_focus_ring_of_a_strategy_leaves_its_label_free(desk: Desk, page: Page, width: int) -> None:
+    desk.open_loom(GAME)
+    desk.press("R")
+    page.locator(".strategy").first.wait_for()
+    page.set_viewport_size({"width": width, "height": 844})
+    space = page.locator(".strategy").first.evaluate(
+        """(each) => each.querySelector('span').getBoundingClientRect().left
+          - each.querySelector('input').getBoundingClientRect().right"""
+    )
+    assert space >= 4  # the ring is 2 px wide, and 1 px from the button
+
+
 def test_invalid_search_option_is_reported_at_its_field(desk: Desk, page: Page) -> None:
     desk.watch.allow("400|422")
     desk.open_loom(GAME)

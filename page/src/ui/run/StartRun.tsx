@@ -29,6 +29,9 @@ const NUMBERS = ['breadth', 'n', 'temperature', 'max_tokens', 'seed', 'budget_to
 type NumberName = (typeof NUMBERS)[number]
 const FIELDS: readonly string[] = [...NUMBERS, ...ANSWER_FIELDS]
 
+/** Strategies that generate full answers, not steps. */
+const ANSWERING = new Set(['best-of-n', 'weighted-best-of-n', 'greedy'])
+
 export function StartRun() {
   const [wrong, setWrong] = useState<FieldError | null>(null)
   const [isBusy, setBusy] = useState(false)
@@ -116,7 +119,11 @@ export function StartRun() {
             )}
             {field('budget_s', 'Time budget (s)', 'no limit', 'The search ends after this time.')}
             {!chosen.refused?.includes('temperature') && field('temperature', 'Temperature', 'default')}
-            {field('max_tokens', 'Max tokens per step', 'default')}
+            {field(
+              'max_tokens',
+              `Max tokens per ${ANSWERING.has(chosen.name) ? 'answer' : 'step'}`,
+              'default',
+            )}
             {field('seed', 'Seed', 'random', `The same seed gives the same search, but ${SEED_EXCEPTIONS}.`)}
           </div>
         )}
