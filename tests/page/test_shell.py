@@ -97,6 +97,16 @@ def test_prompt_is_selected_and_a_sample_replaces_it(desk: Desk, page: Page) -> 
     assert desk.ask("GET", desk.of())["chat_template_used"] is False
 
 
+@pytest.mark.parametrize("look", [{"viewport": {"width": 390, "height": 844}}])
+def test_hint_on_a_phone_names_no_keys(desk: Desk, page: Page) -> None:
+    desk.sets(n=2, max_tokens=6)
+    page.goto(f"/#{desk.make()['name']}")
+    page.get_by_role("button", name="Grow 2 branches").first.click()
+    note = page.get_by_role("complementary", name="Hint")
+    expect(note).to_contain_text("Tap a branch to enter it")
+    expect(note).not_to_contain_text("→")
+
+
 def test_hints_appear_once(desk: Desk, page: Page) -> None:
     desk.sets(n=2, max_tokens=6)
     desk.open_loom(n=1, max_tokens=4)

@@ -26,7 +26,11 @@ export function Hints({ loom }: { loom: OpenLoom }) {
   if (dismissed.has('hint') || !lanes.length) return null
   return (
     <Hint
-      text="→ to enter a branch, g to grow, p for probabilities, ? for keys"
+      text={
+        matchMedia('(max-width: 799px), (hover: none)').matches
+          ? 'Tap a branch to enter it, then grow from there. The flame shows probabilities.'
+          : '→ to enter a branch, g to grow, p for probabilities, ? for keys'
+      }
       onDismiss={() => dismissHints('hint')}
     />
   )
