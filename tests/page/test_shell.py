@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,6 +134,8 @@ def test_gauge_shows_reused_tokens_and_forgets_cold_branches(desk: Desk, page: P
     gauge.click()
     dialog = page.get_by_role("dialog", name="Memory")
     expect(dialog).to_contain_text(desk.loom["title"])
+    saved = dialog.locator("dt", has_text="Memory without sharing").locator("+ dd")
+    expect(saved).to_have_text(re.compile(r"^[\d.]+ [kM]B, [\d.]+ times as much$"))
     before = desk.ask("GET", desk.of("/kv"))
     dialog.get_by_role("button", name="Free unused").click()
     desk.until(lambda: desk.ask("GET", desk.of("/kv"))["bytes"] < before["bytes"], "it is less")

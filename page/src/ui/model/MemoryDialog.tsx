@@ -182,8 +182,10 @@ function Saved({ kv }: { kv: Schemas['KvObject'] }) {
   const times = timesShared(kv)
   const share = shareReused(kv)
   const rows: [string, string][] = [
-    ['Without sharing', bytes(kv.kv_bytes_unshared)],
-    ...(times ? [['Ratio', times.toFixed(1)] as [string, string]] : []),
+    [
+      'Memory without sharing',
+      `${bytes(kv.kv_bytes_unshared)}${times ? `, ${times.toFixed(1)} times as much` : ''}`,
+    ],
     ['Prompt tokens reused', formatCount(kv.reused)],
     ['Prompt tokens computed', formatCount(kv.prefilled)],
     ...(share === null ? [] : [['Share reused', percent(share)] as [string, string]]),
