@@ -482,6 +482,8 @@ def test_loom_panel_shows_counts_and_reverts_operations(desk: Desk, page: Page) 
     desk.open_loom(n=3, max_tokens=5)
     panel = tab(page, "Loom")
     expect(fact(page, "Nodes")).to_have_text("4")
+    model = page.locator("dt", has_text="Model").first
+    expect(model).to_have_attribute("title", "The model of its tokens.")
     expect(fact(page, "Leaves")).to_have_text("3")
     n_tokens = sum(each["n_tokens"] for each in desk.nodes().values())
     expect(fact(page, "Tokens")).to_have_text(str(n_tokens))

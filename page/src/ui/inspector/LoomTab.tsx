@@ -33,7 +33,7 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
         <NameField loom={loom} key={titleOf(info)} />
         <Facts
           of={[
-            { name: 'Model', hint: info.model, value: shortName(info.model) },
+            { name: 'Model', hint: 'The model of its tokens.', value: shortName(info.model) },
             info.title
               ? { name: 'Address', hint: 'The name in the address and in commands', value: info.name }
               : null,
