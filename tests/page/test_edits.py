@@ -11,7 +11,7 @@ import pytest
 from browsing import Desk, expect
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = pytest.mark.page
 Children = dict[int, list[int]]
@@ -196,3 +196,25 @@ def test_random_edits_show_the_server_tree_in_two_tabs(tabs: Tabs, n_steps: int)
     expect(tabs.pages[1].get_by_role("contentinfo").locator(".n-nodes")).to_contain_text(
         f"{len(nodes)} node"
     )
+
+
+def test_edit_while_the_model_loads_is_kept_and_explained(desk: Desk, page: Page) -> None:
+    """A stand-in for a model that loads slowly."""
+    desk.watch.allow("503")
+    desk.open_loom(template=False, n=1)
+    message = "model 'tiny' is being loaded: load 0 %"
+    error = {"code": "model_loading", "type": "unavailable", "message": message}
+
+    def is_loading(route: Route) -> None:
+        route.fulfill(status=503, json={"error": error})
+
+    page.route("**/nodes/1", is_loading)
+    desk.press("ArrowRight", "e")
+    page.keyboard.type("More. ")
+    page.keyboard.press("Control+Enter")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The model is still loading. Try again when it is ready.")
+    expect(alert).not_to_contain_text("%")
+    page.unroute("**/nodes/1")
+    page.keyboard.press("Control+Enter")
+    desk.until(lambda: len(desk.nodes()) == 3, "the edit is saved")

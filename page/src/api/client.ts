@@ -67,6 +67,8 @@ async function reply<Data>(call: Promise<{ data?: Data }>): Promise<NonNullable<
   return (await call).data!
 }
 
+const LOADING = 'The model is still loading. Try again when it is ready.'
+
 async function refused(answer: Response): Promise<ApiError> {
   const body: Schemas['ErrorReply'] | null = await answer.json().catch(() => null)
   const error = body?.error
@@ -75,7 +77,7 @@ async function refused(answer: Response): Promise<ApiError> {
   return new ApiError(
     answer.status,
     error.code,
-    error.message,
+    error.code === 'model_loading' ? LOADING : error.message,
     error.hint ?? '',
     error.param ?? null,
     error.details ?? {},
