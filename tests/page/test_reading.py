@@ -213,3 +213,19 @@ def test_any_text_is_shown_unchanged(desk: Desk, page: Page, text: str) -> None:
     box = desk.part(1).bounding_box()
     assert box is not None
     assert box["x"] + box["width"] <= 1440 - 260
+
+
+def test_long_model_name_has_room_in_a_wide_margin(desk: Desk, page: Page) -> None:
+    body = {"source": "tiny", "id": "org/SmolLM2-135M-Instruct", "wait": True}
+    desk.ask("POST", "/models", json=body)
+    desk.make()
+    desk.grow(n=1, max_tokens=6, model=body["id"])
+    page.set_viewport_size({"width": 1920, "height": 1080})
+    desk.visit(1)
+    name = page.locator(".note .who", has_text="SmolLM2-135M-Instruct")
+    expect(name).to_be_visible()
+    cut = "(each) => each.scrollWidth - each.clientWidth"
+    assert name.evaluate(cut) == 0
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert name.evaluate(cut) > 0
+    expect(name).to_have_attribute("title", "SmolLM2-135M-Instruct")

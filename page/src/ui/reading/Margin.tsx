@@ -39,7 +39,11 @@ export function Margin({ loom, path, text }: MarginProps) {
         .filter((note) => tops.has(note.node))
         .map((note) => (
           <div key={note.node} class="note" style={{ transform: `translateY(${tops.get(note.node)}px)` }}>
-            {note.who && <span class="who caption cut">{note.who}</span>}
+            {note.who && (
+              <span class="who caption cut" title={note.who}>
+                {note.who}
+              </span>
+            )}
             {note.of > 1 && <Switch loom={loom} note={note} />}
           </div>
         ))}
