@@ -130,6 +130,33 @@ def test_given_text_that_ends_in_a_space_before_a_grammar_warns(lm: LM) -> None:
         branch.prefill(lm.tokenize("Say: "))
 
 
+def test_grammar_that_is_set_on_a_branch_after_a_space_warns_once(lm: LM) -> None:
+    with Branch.create(lm, seed=1) as branch:
+        branch.prefill(lm.tokenize("Say: "))
+        fork = branch.fork()
+        with pytest.warns(PromptWarning, match="ends in a space") as record:
+            branch.set_grammar(HELLO)
+        assert [each.filename for each in record] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            branch.commit(branch.produce().token)
+        with pytest.warns(PromptWarning, match="ends in a space"):
+            fork.set_grammar(HELLO)
+
+
+def test_grammar_that_is_set_on_a_branch_after_other_tokens_does_not_warn(lm: LM) -> None:
+    (space,) = lm.tokenize(" ", add_bos=False)
+    with warnings.catch_warnings(), Branch.create(lm, seed=1) as branch:
+        warnings.simplefilter("error")
+        branch.set_grammar(HELLO)
+        branch.set_grammar(None)
+        branch.prefill(lm.tokenize("Say: "))
+        branch.set_grammar(Regex("[0-9]"))
+        branch.set_grammar(None)
+        branch.commit(space)  # the model's own text may end anywhere
+        branch.set_grammar(HELLO)
+
+
 def test_space_before_text_that_the_tokenizer_cuts_off_from_it_does_not_warn(lm: LM) -> None:
     """The embedded tokenizer writes " 7" as two tokens, and " -" and " he" as one."""
     ids = lm.tokenize("5 + 3 = ")

@@ -20,7 +20,7 @@ from .._core.sched.logits_cache import LogitsRow
 from .._core.validation import check_int
 from ..constraints.base import n_words
 from ..errors import ConfigError, GrammarError, HasChildren
-from .calls import CommitCall, PrefillCall, ReadCall, arun, run
+from .calls import CommitCall, PrefillCall, ReadCall, arun, run, warn_before_grammar
 from .state import (
     Base,
     Floats,
@@ -141,6 +141,8 @@ class SamplingControls(State):
         self.check_open()
         constraint = None if grammar in (None, "") else grammar_to_constraint(grammar)
         self.set_params(replace_params(self.params, constraint=constraint), new_grammar=True)
+        if self.position and (self.last is None or self.last.position < self.position - 1):
+            warn_before_grammar(self, self.ids()[-1:])  # the last token is the caller's
 
     def set_grammar_lazy(self, grammar: Any, triggers: Sequence[Any]) -> None:
         """Constrain tokens to a grammar only after one of `triggers` occurs in the text.

@@ -18,7 +18,7 @@ from .._core.sched.driver import deferred_interrupt
 from .._core.sched.work import Extend, Item, Logits, Scores
 from ..constraints.lines import warn_of_end_space
 from ..errors import ConfigError
-from .state import Accepted, BranchRegistry
+from .state import Accepted, BranchRegistry, State
 
 if TYPE_CHECKING:
     from .._core.sampling.sampler import Sampler
@@ -175,7 +175,9 @@ class PrefillCall:
                 )
             ids = [branch.validate_token(token) for token in tokens]
             if ids:
-                _warn_of_prompt(branch, ids)
+                if not branch.position:
+                    branch.lm.text.warn_without_bos(ids)
+                warn_before_grammar(branch, ids)
                 entries.append(_BranchPrefill(branch, ids))
 
         def apply(answers: list[Any]) -> None:
@@ -187,13 +189,14 @@ class PrefillCall:
             yield Stage([Extend(entry.place, (), entry.outputs()) for entry in entries], apply)
 
 
-def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
-    """Log a warning if a prompt lacks BOS, or if it ends in a space and a grammar follows."""
-    if not branch.position:
-        branch.lm.text.warn_without_bos(ids)
+def warn_before_grammar(branch: State, ids: Sequence[int]) -> None:
+    """Log a warning if a prompt ends in a space, and a grammar that no token has used follows.
+
+    ids: the last tokens of the prompt.
+    """
     n_accepted = 0 if branch.last is None else branch.last.n
-    constraint, is_fresh = branch.params.constraint, branch.grammar_from == n_accepted
-    if constraint is not None and is_fresh:
+    constraint = branch.params.constraint
+    if constraint is not None and branch.grammar_from == n_accepted:
         warn_of_end_space(ids, constraint, branch.lm.constraints)
 
 

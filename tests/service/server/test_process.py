@@ -173,6 +173,17 @@ def test_open_event_stream_does_not_delay_shutdown(tmp_path: Path) -> None:
         assert (code, "Traceback" in log) == (0, False)
 
 
+def test_log_has_each_space_before_a_constraint_of_completions_once(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        for word in ("ran", "sat", "ran"):
+            body = {"prompt": "The fox ", "max_tokens": 4, "guided_choice": [word]}
+            assert server.client.post("/v1/completions", json=body).status_code == 200
+        server.popen.send_signal(signal.SIGTERM)
+        _, log = server.end()
+    warned = [line for line in log.splitlines() if "ends in a space" in line]
+    assert [("' r" in line, "' s" in line) for line in warned] == [(True, False), (False, True)]
+
+
 def test_sigterm_waits_for_jobs_and_saves_the_rest(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "2") as server:
         loom = server.loom(n=8)
