@@ -35,6 +35,7 @@ def prefilled(lm: weft.LM) -> Branch:
         (lambda lm: Loom(MESSAGES, lm), ConfigError, "Loom(lm, prompt)"),
         (lambda lm: Loom("text", lm.text, lm), ConfigError, "Loom(lm, prompt)"),
         (lambda lm: lm("text"), TypeError, 'lm.generate("…")'),
+        (lambda lm: LM("gpt2"), ConfigError, "weft.load(model)"),
         (lambda lm: LM.from_pretrained("gpt2"), AttributeError, "weft.load(name)"),
         (lambda lm: lm.create_chat_completion(MESSAGES), AttributeError, "lm.generate(messages)"),
         (lambda lm: lm.to("cuda"), AttributeError, "weft.load(name, device="),

@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from weft import Heddle, Loom, samples
-from weft.errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
+from weft.errors import ConfigError, ContextOverflow, NotAChild, StaleHandle, Unsupported
 
 
 def test_known_defaults(loom: Loom) -> None:
@@ -57,8 +57,10 @@ def test_removing_a_node_that_is_no_child_raises_value_error(loom: Loom) -> None
     child = loom.add("4 + 9")
     below = child.add(" = ")
     for stranger in (below, loom, child.remove(), None, "4 + 9"):
-        with pytest.raises(ValueError, match="none of its children"):
+        with pytest.raises(NotAChild, match="none of its children") as caught:
             loom.remove_child(stranger)
+        assert isinstance(caught.value, ValueError)
+        assert caught.value.hint == "call node.remove()"
     assert child.children == [below]
 
 

@@ -99,7 +99,7 @@ class LM(
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Any,
+        tokenizer: Any = None,
         *,
         model: Any = None,
         n_ctx: int | None = None,
@@ -127,6 +127,12 @@ class LM(
                 filters; `weft.load` passes those of the model's files.
             draft: the attribute `draft`.
         """
+        if not isinstance(engine, Engine):
+            raise ConfigError(
+                f"an LM is assembled from an engine, not from {engine!r:.80}; to load a model, call"
+                " weft.load(model)",
+                hint="call weft.load(model)",
+            )
         check_kv_kind(engine)
         self.engine = engine
         self.text = text = Tokenizer.wrap(tokenizer)

@@ -385,7 +385,9 @@ class HeddleState(
         """
         if getattr(child, "parent", None) is not self:
             raise NotAChild(
-                "only a node's own child can be removed from it; this is none of its children"
+                "only a node's own child can be removed from it; this is none of its children."
+                " To remove any other node, call node.remove()",
+                hint="call node.remove()",
             )
         return child.remove()
 

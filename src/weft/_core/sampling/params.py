@@ -383,14 +383,18 @@ def unknown_option_error(
     allowed = NAMES if accepted is None else accepted
     own_name = others.get(name) or _canonical_name(name, allowed)
     if name in _UNSUPPORTED:
-        message = f"{name}? There is no option here; {_UNSUPPORTED[name]}"
+        hint = _UNSUPPORTED[name]
+        message = f"{name}? There is no option here; {hint}"
     elif own_name:
-        message = f"{name}? Here it is {own_name}"
+        hint = f"Here it is {own_name}"
+        message = f"{name}? {hint}"
     else:
         close = difflib.get_close_matches(name, [*allowed, *others], n=1)
-        meant = f"Did you mean {others.get(close[0], close[0])}? " if close else ""
-        message = f"unknown {what}. {meant}Allowed are: {', '.join(allowed)}"
-    return ConfigError(message, hint=message)
+        meant = f"Did you mean {others.get(close[0], close[0])}?" if close else ""
+        listed = f"Allowed are: {', '.join(allowed)}"
+        hint = meant or listed
+        message = " ".join(filter(None, (f"unknown {what}.", meant, listed)))
+    return ConfigError(message, hint=hint)
 
 
 def rejects_unknown_options(
