@@ -103,7 +103,7 @@ def time_check(engine: str) -> list[float]:
 
 def print_result(imported: float, loaded: float, check_s: float = 0.0) -> None:
     first = time.process_time()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # from KiB
     row = {"import": imported, "load": loaded - imported, "first": first, "RSS": rss_mb()}
     row |= {"peak": peak, "share": 100 * check_s / (loaded - imported)}
     print(json.dumps(row))
