@@ -291,3 +291,33 @@ def test_stopped_search_keeps_its_nodes(desk: Desk, page: Page, gate: Gate) -> N
     desk.until(lambda: run_of(desk)["status"] != "running", "it is over")
     assert run_of(desk)["status"] == "cancelled"
     assert len(desk.nodes()) > 2
+
+
+def test_solve_proposes_the_strategy_that_suits_the_prompt(desk: Desk, page: Page) -> None:
+    for prompt, strategy in ((GAME, "Tree of thoughts"), ("Which planet is large?", "Best of n")):
+        desk.open_loom(prompt)
+        desk.press("R")
+        dialog = page.get_by_role("dialog", name="Solve: search for an answer")
+        expect(dialog.get_by_role("radio", name=strategy).first).to_be_checked()
+        page.keyboard.press("Escape")
+    desk.press("R")
+    expect(dialog.get_by_label("Max tokens per answer")).to_be_visible()
+    dialog.get_by_role("radio", name="Beam").first.check()
+    expect(dialog.get_by_label("Max tokens per step")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.reload()
+    desk.press("R")
+    expect(dialog.get_by_role("radio", name="Beam").first).to_be_checked()
+
+
+def test_second_search_shows_only_its_own_answers_and_a_full_sentence(
+    desk: Desk, page: Page
+) -> None:
+    desk.open_loom("Count: 1, 2", template=False)
+    panel = page.get_by_role("tabpanel", name="Solve")
+    for n, seed in ((3, "1"), (2, "2")):
+        begin(desk, page, "Best of n", n=str(n), seed=seed, max_tokens="2")
+        expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
+        expect(panel.get_by_label("Answer", exact=True)).to_contain_text("Ranked by the ")
+        groups = run_of(desk)["result"]["answers"]
+        assert sum(group["count"] for group in groups) == n

@@ -58,12 +58,25 @@ def test_equal_answers_are_one_group_and_votes_are_the_reason() -> None:
     assert (result.measure, result.votes[0].answer) == ("share of votes", "4")
     assert [(group.answer, group.count) for group in result.answers] == [
         ("4", 2),
-        ("so 5", 1),
+        ("So 5", 1),
         ("7", 1),
     ]
     assert result.answers[0].share == result.answers[0].score == 0.5
     assert result.reason == "2 of 4 texts have the answer 4"
     assert f"chosen because {result.reason}" in repr(result)
+
+
+def test_answers_are_compared_without_case_and_shown_as_written() -> None:
+    texts = ["The largest planet is Jupiter.", "the largest planet is jupiter", "Saturn"]
+    result = best_of_n(model(), "2?", n=3, propose=lambda nodes: [texts for _ in nodes], seed=1)
+    assert {group.answer: group.count for group in result.answers} == {
+        "The largest planet is Jupiter": 2,
+        "Saturn": 1,
+    }
+    assert result.votes[0].answer == "The largest planet is Jupiter"
+    assert result.reason == "2 of 3 texts have the answer The largest planet is Jupiter"
+    one = best_of_n(model(), "2?", n=3, propose=lambda nodes: [["A", "B", "C"] for _ in nodes])
+    assert one.reason.startswith("1 of 3 texts has the answer ")
 
 
 def test_equal_numbers_of_votes_are_decided_by_the_mean_logprob() -> None:

@@ -2787,6 +2787,8 @@ export interface components {
              * @default
              */
             created?: string;
+            /** @description The search strategy that `weft solve` uses for the prompt; not in lists. */
+            default_strategy?: string | null;
             /** @default  */
             engine?: string;
             /**

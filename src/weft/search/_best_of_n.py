@@ -19,6 +19,7 @@ from .answers import (
     is_complete,
     reason_for_rank,
     reason_for_votes,
+    written_answer,
 )
 from .core import (
     Prompt,
@@ -315,7 +316,11 @@ def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
         if answer is not None:
             by_answer.setdefault(answer, []).append(node)
     votes = [
-        Vote(answer, tuple(voters), max(map(mean_logprob_of_node, voters)))
-        for answer, voters in by_answer.items()
+        Vote(
+            written_answer(extract, text_of(voters[0])),
+            tuple(voters),
+            max(map(mean_logprob_of_node, voters)),
+        )
+        for voters in by_answer.values()
     ]
     return sorted(votes, key=lambda vote: (-vote.count, -vote.mean_logprob))

@@ -50,6 +50,14 @@ def answer_text(text: str) -> str | None:
     return last.casefold() if last is not None and len(last) <= _SHORT else None
 
 
+def written_answer(read: Extract, text: str) -> Hashable | None:
+    """Return the answer in a text as it is written; `answer_text` compares it in lower case."""
+    answer = read(text)
+    if read is not answer_text or answer is None:
+        return answer
+    return answer_number(text) or last_line(text)
+
+
 def last_number(text: str) -> str | None:
     """Return the last number of a text as plain digits, or None: "about 1,216 km" → "1216"."""
     numbers = _NUMBER.findall(text)
@@ -204,19 +212,17 @@ def _groups(search: Search, nodes: Sequence[Heddle], best: Heddle) -> tuple[Answ
     by_answer: dict[Hashable | None, list[Heddle]] = {}
     for node in nodes:
         by_answer.setdefault(search.settings.read_answer(text_of(node)), []).append(node)
-    groups = [_group(search, answer, each, len(nodes)) for answer, each in by_answer.items()]
+    groups = [_group(search, each, len(nodes)) for each in by_answer.values()]
     order = sorted(groups, key=lambda g: (best not in g.nodes, g.answer is None, -g.count))
     return tuple(order)
 
 
-def _group(
-    search: Search, answer: Hashable | None, nodes: Sequence[Heddle], total: int
-) -> AnswerGroup:
+def _group(search: Search, nodes: Sequence[Heddle], total: int) -> AnswerGroup:
     scores = [node.score for node in nodes if node.score is not None]
     solved = any(map(search.is_solved, nodes)) if search.checks else None
     logprob = max(path_logprob(node.path[1:]) for node in nodes)
     return AnswerGroup(
-        answer,
+        written_answer(search.settings.read_answer, text_of(nodes[0])),
         tuple(nodes),
         len(nodes) / total,
         max(scores, default=None),
@@ -280,7 +286,8 @@ def reason_for_votes(search: Search, result: SearchResult, nodes: Sequence[Heddl
     own = next((vote for vote in result.votes if result.best in vote.nodes), None)
     if own is None:
         return _reason_without_votes(search, result.best, nodes, LOGPROB)
-    reason = f"{own.count} of {len(nodes)} texts have the answer {own.answer!s:.60}"
+    have = "has" if own.count == 1 else "have"
+    reason = f"{own.count} of {len(nodes)} texts {have} the answer {own.answer!s:.60}"
     if any(vote.count == own.count for vote in result.votes if vote is not own):
         reason += f", no other answer has more, and it has the highest {LOGPROB}"
     return f"it passes the check, and {reason}" if search.is_solved(result.best) else reason

@@ -21,7 +21,7 @@ def test_result_has_groups_with_nodes_the_measure_and_a_reason(served: Served) -
     answer, path = search(served, answer=r"[a-z]|\d")
     result = answer.json()["result"]
     assert result["measure"] == "share of votes"
-    assert "texts have the answer" in result["reason"]
+    assert "of 3 texts" in result["reason"]
     assert sum(group["count"] for group in result["answers"]) == 3
     assert result["best"] in result["answers"][0]["nodes"]
     nodes = served.client.get(f"{path}/nodes").json()["data"]

@@ -32,7 +32,7 @@ export function RunAnswer({ loom, run }: { loom: OpenLoom; run: LiveRun }) {
           Go to the answer
         </button>
       </div>
-      {measure && <p class="caption run-measure">Ranked by {measure}.</p>}
+      {measure && <p class="caption run-measure">Ranked by the {measure}.</p>}
       {answers.length > 0 && (
         <ol class="answers" aria-label="Answers">
           {answers.map((each) => (

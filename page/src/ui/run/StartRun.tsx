@@ -16,8 +16,9 @@ import { ANSWER_FIELDS, AnswerFields, answerRequest } from './AnswerFields'
 import { RunField } from './RunField'
 import './run.css'
 
+/** The strategy that the person chose last; "": none yet. */
+const last = remembered('run.strategy', '')
 /** The last request: the typed text by field. */
-const last = remembered('run', { strategy: 'tot' })
 const USUAL: Record<string, string> = { budget_tokens: '2000', budget_s: '60' }
 const typed = remembered('run.figures', USUAL, (kept) =>
   isObject(kept)
@@ -42,8 +43,9 @@ export function StartRun() {
   const isThere = strategies.value.length > 0
   useEffect(() => form.current?.querySelector<HTMLElement>('input:checked')?.focus(), [isThere])
   const loom = open.value
-  const chosen = strategies.value.find((each) => each.name === last.value.strategy) ?? strategies.value[0]
   if (!loom) return null
+  const named = (name: string | null | undefined) => strategies.value.find((each) => each.name === name)
+  const chosen = named(last.value) ?? named(loom.info.value.default_strategy)
   const at = loom.current.value
   const text = at === ROOT ? loom.info.value.prompt : (loom.tree.get(at)?.text ?? '')
   const start = async () => {
@@ -56,7 +58,7 @@ export function StartRun() {
       closeOverlay()
     } catch (error) {
       setBusy(false)
-      const param = error instanceof ApiError ? (error.param ?? named(error.message)) : null
+      const param = error instanceof ApiError ? (error.param ?? firstWord(error.message)) : null
       if (param && FIELDS.includes(param)) setWrong({ field: param, message: (error as Error).message })
       else if (error instanceof ApiError) setWrong({ field: '', message: error.message })
       else failed(error)
@@ -99,7 +101,7 @@ export function StartRun() {
                 checked={chosen?.name === each.name}
                 onChange={() => {
                   setWrong(null)
-                  last.value = { strategy: each.name }
+                  last.value = each.name
                 }}
               />
               <span>{strategyTitle(each.name)}</span>
@@ -150,7 +152,7 @@ const byDefault = (value: number | null | undefined) =>
   value == null ? 'depends on the prompt' : String(value)
 const capital = (text: string) => text.charAt(0).toUpperCase() + text.slice(1)
 /** The field that a message begins with, where the error does not name it otherwise. */
-const named = (message: string) => /^(\w+) /.exec(message)?.[1] ?? null
+const firstWord = (message: string) => /^(\w+) /.exec(message)?.[1] ?? null
 
 interface FieldError {
   field: string

@@ -24,6 +24,10 @@ class LoomObject(ResponseModel):
         default=None, description="Whether the prompt is a chat; not in lists."
     )
     growing: int = Field(default=0, description="Number of branches growing now.")
+    default_strategy: str | None = Field(
+        default=None,
+        description="The search strategy that `weft solve` uses for the prompt; not in lists.",
+    )
     meta: Json | None = Field(default=None, description="Notes as JSON; not in lists.")
     bookmarks: dict[str, str] | None = Field(
         default=None, description="Labels by node number; not in lists."

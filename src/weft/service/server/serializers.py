@@ -18,6 +18,7 @@ from ...loom import Heddle
 from ...loom.grow import MODEL
 from ...loom.node import preorder
 from ...loom.sibling_order import rating_of
+from ...search.strategies import default_for
 from ..api.base import ErrorDetail
 from ..api.looms import LoomObject
 from ..api.models import ModelObject
@@ -243,6 +244,7 @@ def to_loom_object(row: LoomSummary, live: OpenLoom) -> LoomObject:
     loom = to_loom_entry(row, live)
     loom.prompt = live.stored.loom.user_prompt
     loom.chat_template_used = live.stored.loom.chat_template_used
+    loom.default_strategy = default_for(live.stored.loom.user_prompt)
     loom.meta = dict(live.stored.loom.meta)
     loom.bookmarks = {str(number): label for number, label in live.stored.bookmarks().items()}
     loom.rev = live.stored.rev
