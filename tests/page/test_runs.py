@@ -167,7 +167,7 @@ def test_search_reports_why_its_answer_was_chosen(desk: Desk, page: Page) -> Non
     expect(panel.get_by_role("button", name="Go to the answer")).to_be_visible(timeout=OVER_MS)
     result = run_of(desk)["result"]
     expect(panel).to_contain_text(f"Chosen because {result['reason']}.")
-    expect(panel).to_contain_text(f"Ranked by {result['measure']}.")
+    expect(panel).to_contain_text(f"Ranked by the {result['measure']}.")
     group = result["answers"][-1]
     page.get_by_role("list", name="Answers").get_by_role("button").last.click()
     assert desk.current == group["nodes"][0]
@@ -306,6 +306,7 @@ def test_solve_proposes_the_strategy_that_suits_the_prompt(desk: Desk, page: Pag
     expect(dialog.get_by_label("Max tokens per step")).to_be_visible()
     page.keyboard.press("Escape")
     page.reload()
+    desk.row(0).wait_for()
     desk.press("R")
     expect(dialog.get_by_role("radio", name="Beam").first).to_be_checked()
 
