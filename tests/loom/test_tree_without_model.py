@@ -309,3 +309,12 @@ def test_deep_chain_is_walked_printed_saved_and_freed(tmp_path: Path, depth: int
     del leaf, upper, loom
     gc.collect()
     assert gone() is None
+
+
+def test_merge_of_a_node_with_two_children_says_merged() -> None:
+    loom = Loom(None, "Once")
+    node = loom.add("a")
+    node.add("b")
+    node.add("c")
+    with pytest.raises(TreeError, match="has 2 children; a node is merged with its only child"):
+        node.merge()

@@ -677,10 +677,10 @@ def split_node(node: HeddleState, at: int) -> Heddle:
 def merge_child(node: HeddleState) -> None:
     """Merge a node with its only child; see `HeddleState.merge`."""
     if node._is_root:
-        raise ConfigError("the root is the prompt; it cannot be joined with what follows it")
+        raise ConfigError("the root is the prompt; it cannot be merged with its child")
     if len(node.children) != 1:
         n = len(node.children)
-        raise TreeError(f"the node has {n} children; it can be joined with one only child")
+        raise TreeError(f"the node has {n} children; a node is merged with its only child")
     (child,) = node.children
     text = None if node._tokens or child._tokens else (node._text or "") + (child._text or "")
     node.meta.pop(DISPLAY, None)
