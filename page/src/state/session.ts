@@ -5,7 +5,7 @@ import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '..
 import { shortName } from '../model/words'
 import { OpenLoom } from './loom'
 import { isObject, isString, remembered } from './storage'
-import { failed } from './toasts'
+import { dismissErrors, failed } from './toasts'
 import { overlay } from './view'
 
 export const server = signal<Schemas['ServerObject'] | null>(null)
@@ -212,6 +212,7 @@ export async function openLoom(
     const info = await (id === null ? api.loom(name) : api.loom(id).catch(() => api.loom(name)))
     if (turn !== wanted) return
     close()
+    dismissErrors()
     const loom = new OpenLoom(info, node)
     setAddress(info, loom.current.peek())
     batch(() => {

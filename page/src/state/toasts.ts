@@ -27,6 +27,7 @@ export interface Toast {
 export const toasts = signal<Toast[]>([])
 let last = 0
 const STAYS_S = 8
+const ERROR_STAYS_S = 60
 const AT_ONCE = 3
 
 const NOTHING: Omit<Toast, 'id' | 'text'> = {
@@ -44,8 +45,9 @@ export function toast(text: string, more: Partial<Omit<Toast, 'id' | 'text'>> = 
   const others = toasts.peek().filter((each) => each.text !== text)
   const id = ++last
   toasts.value = [...others.slice(1 - AT_ONCE), { ...NOTHING, ...more, id, text }]
-  // Errors and questions stay until they are dismissed.
-  if (more.kind !== 'error' && !more.offers?.length) setTimeout(() => dismiss(id), 1000 * STAYS_S)
+  // Questions stay until they are answered.
+  if (!more.offers?.length)
+    setTimeout(() => dismiss(id), 1000 * (more.kind === 'error' ? ERROR_STAYS_S : STAYS_S))
   return id
 }
 
@@ -53,6 +55,11 @@ export function toast(text: string, more: Partial<Omit<Toast, 'id' | 'text'>> = 
 export function withdrawUndo(rev: number): void {
   const left = toasts.peek().filter((each) => each.undoes === null || each.undoes >= rev)
   if (left.length < toasts.peek().length) toasts.value = left
+}
+
+/** Remove the errors of a loom that is left. */
+export function dismissErrors(): void {
+  toasts.value = toasts.peek().filter((each) => each.kind !== 'error')
 }
 
 export function dismiss(id: number): void {
