@@ -351,7 +351,7 @@ def test_node_panel_shows_counts_and_sampling(desk: Desk, page: Page) -> None:
     expect(fact(page, "State")).to_have_text("stopped at limit")
     expect(fact(page, "Temperature")).to_have_text("0.7")
     expect(fact(page, "Seed")).to_have_text("5")
-    expect(fact(page, "Branch")).to_have_text("2 of 2")
+    expect(fact(page, "Branch")).to_have_text("2")
     expect(fact(page, "Origin")).to_have_text("grown by a program")
     expect(fact(page, "Turn")).to_have_text("assistant")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -79,6 +80,11 @@ def test_several_models_grow_side_by_side_and_their_branches_name_them(
     expect(desk.lane(1)).not_to_contain_text("Other-Instruct")
     expect(desk.row(4)).to_contain_text("Other-Instruct")
     expect(page.get_by_role("button", name="Grow 2 branches").first).to_be_visible()
+    desk.visit(4)
+    page.get_by_role("tab", name="Node").click()
+    branch = page.locator(".fact", has=page.locator("dt", has_text="Branch"))
+    expect(branch.locator("dd")).to_have_text(re.compile(r"^\d+$"))
+    desk.visit(0)
     page.reload()
     expect(page.get_by_role("list", name="Children")).to_contain_text("Other-Instruct · ")
     assert_accessible(page)

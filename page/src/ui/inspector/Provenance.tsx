@@ -98,8 +98,6 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
           hint: 'Reproduces this text together with the branch number.',
         }
       : null,
-    params
-      ? { name: 'Branch', value: known.branch == null ? '–' : `${known.branch + 1} of ${params['n']}` }
-      : null,
+    params ? { name: 'Branch', value: known.branch == null ? '–' : String(known.branch + 1) } : null,
   ]
 }
