@@ -66,7 +66,7 @@ function Settings({ loom, node }: { loom: OpenLoom; node: Node }) {
   const p = meanP(node)
   const drawn = known?.params ? changedParams(known.params) : []
   const facts = [
-    node.model && shortName(node.model),
+    known?.params && shortName(node.model ?? loom.info.value.model),
     ...(known && !known.params ? ['written'] : drawn.map(([name, value]) => `${name} ${value}`)),
     plural(node.n_tokens, 'token'),
     p !== null && averageProbability(p),
