@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { inPercent, probability } from '../src/model/words'
+import { inPercent, numberedTitle, probability } from '../src/model/words'
 
 describe('a probability', () => {
   it('is shown in per cent', () => {
@@ -11,5 +11,12 @@ describe('a probability', () => {
 
   it('keeps its digits in a field', () => {
     expect([0.07, 0.295, 1 / 3].map(inPercent)).toEqual(['7', '29.5', '33.3333'])
+  })
+})
+
+describe('a numbered title', () => {
+  it('has the first free number', () => {
+    expect(numberedTitle('Capital', ['Capital'])).toBe('Capital (2)')
+    expect(numberedTitle('Capital (2)', ['Capital', 'Capital (2)'])).toBe('Capital (3)')
   })
 })

@@ -311,7 +311,7 @@ def test_deep_chain_is_walked_printed_saved_and_freed(tmp_path: Path, depth: int
     assert gone() is None
 
 
-def test_merge_of_a_node_with_two_children_says_merged() -> None:
+def test_merge_with_two_children_raises_tree_error() -> None:
     loom = Loom(None, "Once")
     node = loom.add("a")
     node.add("b")

@@ -138,6 +138,7 @@ def test_another_system_prompt_begins_a_new_chat_and_keeps_the_old_one(
     page.get_by_role("button", name="New chat with this").click()
     expect(page.get_by_role("button", name="System prompt: Be long.")).to_be_visible()
     assert desk.open_named()["id"] != old["id"]
+    assert desk.loom["title"] == f"{old['title'] or old['name']} (2)"
     text = desk.nodes()[0]["text"]
     assert "Be long." in text
     assert "Who are you?" in text
@@ -187,7 +188,7 @@ def test_branches_are_compared_side_by_side_and_one_is_picked_by_a_key(
     expect(columns).to_have_count(4)
     expect(columns.nth(1)).to_contain_text("was old and poor")
     expect(columns.nth(1)).to_contain_text("written")
-    expect(columns.nth(3)).to_contain_text("Temperature 0.5 · Top-k 7")
+    expect(columns.nth(3)).to_contain_text("tiny · Temperature 0.5 · Top-k 7")
     expect(columns.nth(3)).to_contain_text("avg. probability")
     assert_accessible(page)
     desk.press("2")

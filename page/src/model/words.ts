@@ -43,6 +43,14 @@ export const inPercent = (p: number): string => String(Number((100 * p).toPrecis
 
 export const averageProbability = (p: number): string => `avg. probability ${probability(p)}`
 
+/** A title with the first number from 2 that no other title has: "Capital of Italy (2)". */
+export function numberedTitle(title: string, taken: readonly string[]): string {
+  const base = title.replace(/ \(\d+\)$/, '')
+  let n = 2
+  while (taken.includes(`${base} (${n})`)) n += 1
+  return `${base} (${n})`
+}
+
 export function seconds(value: number): string {
   if (value < 10) return `${value.toFixed(1)} s`
   if (value < 90) return `${Math.round(value)} s`

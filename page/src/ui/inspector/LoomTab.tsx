@@ -1,11 +1,11 @@
 /** A loom: what it is, what it holds, what was done to it, and its memory. */
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
-import { formatCount, plural, shortName, titleOf } from '../../model/words'
+import { formatCount, numberedTitle, plural, shortName, titleOf } from '../../model/words'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { isReadOnly, model, models } from '../../state/session'
+import { isReadOnly, looms, model, models } from '../../state/session'
 import { systemOf } from '../../state/system'
 import { overlay } from '../../state/view'
 import { AuthorNoteEditor } from './AuthorNoteEditor'
@@ -167,7 +167,12 @@ function SystemPrompt({ loom }: { loom: OpenLoom }) {
           title="This chat stays as it is"
           disabled={text.trim() === now || isReadOnly.value}
           onClick={() =>
-            void act.startLoom(loom.info.peek().prompt, { template: true, system: text, grow: {} })
+            void act.startLoom(loom.info.peek().prompt, {
+              title: numberedTitle(titleOf(loom.info.peek()), (looms.peek() ?? []).map(titleOf)),
+              template: true,
+              system: text,
+              grow: {},
+            })
           }
         >
           New chat with this
