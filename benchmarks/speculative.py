@@ -86,7 +86,7 @@ class ReplayMatcher(Matcher):
     def __init__(self, tokens: tuple[int, ...], at: int) -> None:
         self.tokens, self.at = tokens, at
 
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(self, bits: NDArray[np.int32], *sets: Set[int]) -> None:
         token = self.tokens[self.at]
         bits[:] = 0
         bits.view(np.uint32)[token // 32] = 1 << token % 32

@@ -267,7 +267,12 @@ class Parity(Matcher):
             return [self.n_accepted % 8]
         return [token for token in range(N_VOCAB) if token % 2 == self.n_accepted % 2]
 
-    def fill(self, bits: np.ndarray, banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: np.ndarray,
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         bits[:] = 0
         for token in self.allowed():
             bits[token // 32] |= 1 << token % 32
@@ -279,7 +284,7 @@ class Parity(Matcher):
     def is_allowed(self, token: int) -> bool:
         return token in self.allowed()
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+    def forced(self, banned: Set[int] = frozenset(), biased: Set[int] = frozenset()) -> list[int]:
         return list(range(self.n_accepted % 8, self.forces))
 
     may_end = must_end = False

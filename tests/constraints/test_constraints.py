@@ -270,7 +270,7 @@ def test_masks_of_a_batch_equal_those_of_single_tokens(compiler) -> None:
     matchers = [None if each is None else compiler.matcher(each) for each in constraints]
     matchers[4].accept(compiler.text.encode("7", add_bos=False)[0])
     logits = np.zeros((len(matchers), compiler.n_vocab), dtype=np.float32)
-    masks = Masks([frozenset()] * len(matchers))
+    masks = Masks(*2 * [[frozenset()] * len(matchers)])
     for begun in (False, True):
         if begun:
             masks.start(matchers, compiler.n_vocab)
@@ -425,9 +425,9 @@ def test_first_mask_is_filled_once_when_a_constraint_is_compiled(compiler: Compi
     filled = []
 
     class RecordedMatcher(AllowMatcher):
-        def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
+        def fill(self, bits: Any, *sets: Set[int]) -> None:
             filled.append(bits.shape)
-            super().fill(bits, banned)
+            super().fill(bits, *sets)
 
     class RecordedAllow(Allow):
         def compile(self, compiler: Compiler) -> RecordedMatcher:

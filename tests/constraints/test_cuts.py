@@ -213,7 +213,8 @@ def by_branch(lm: LM, bias: dict[int, float], *, steered: bool = False) -> list[
         try:
             while not branch.sampler.matcher.must_end:
                 token = branch.produce().token
-                assert np.flatnonzero(branch.legal()).tolist() == [token]
+                assert branch.legal()[token]
+                assert branch.legal().sum() == 1 or any(map(math.isfinite, bias.values()))
                 branch.commit(token)
         except DeadEnd:
             return None
@@ -251,6 +252,63 @@ def test_loom_branch_and_search_give_one_cut_without_banned_tokens(lm: LM, n_ban
         assert by_branch(lm, bias) == tokens
         assert by_branch(lm, bias, steered=True) == tokens
         assert by_search(lm, bias) == tokens
+
+
+@pytest.mark.parametrize("bias", [-100.0, -1e9, -1e30])
+def test_large_negative_bias_avoids_a_forced_token_in_loom_and_branch(lm: LM, bias: float) -> None:
+    own = lm.tokenize("hello there world", add_bos=False)
+    for token in own:
+        tokens = by_loom(lm, {token: bias})
+        assert tokens is not None
+        assert lm.text.decode(tokens) == "hello there world"
+        assert by_branch(lm, {token: bias}) == tokens
+        assert by_branch(lm, {token: bias}, steered=True) == tokens
+        assert token != own[0] or token not in tokens
+
+
+def test_large_bias_is_followed_in_forced_text(lm: LM) -> None:
+    (h,) = lm.tokenize("h", add_bos=False)
+    first, *_ = lm.tokenize("hello", add_bos=False)
+    assert h != first
+    bias = {first: -1.0, h: 100.0}
+    for tokens in (by_loom(lm, bias), by_branch(lm, bias)):
+        assert tokens is not None
+        assert tokens[0] == h
+
+
+def test_bias_of_other_tokens_leaves_forced_text_as_it_is(lm: LM) -> None:
+    own = lm.tokenize("hello there world", add_bos=False)
+    (h,) = lm.tokenize("h", add_bos=False)
+    assert by_loom(lm, {h: 100.0}) == by_branch(lm, {h: 100.0}) == own
+
+
+def test_mask_of_forced_text_with_biased_tokens_has_the_first_tokens_of_all_cuts(lm: LM) -> None:
+    """The twin: all tokens that the text starts with, from which it can be completed."""
+    text, compiler = b"hello there world", lm.constraints
+    own, random_ = lm.tokenize(text.decode(), add_bos=False), random.Random(1)
+    parts = [token for token, each in enumerate(compiler.spellings) if each and each in text]
+    for _ in range(20):
+        banned = frozenset(random_.sample(parts, k=random_.choice([0, 1, 8])))
+        biased = frozenset(random_.sample(own, k=random_.randint(1, len(own)))) - banned
+        matcher, position = compiler.matcher(HELLO), 0
+        while forced := matcher.forced(banned, biased):
+            assert biased.isdisjoint(forced)
+            position += len(compiler.spellings[forced[0]])
+            matcher.accept(forced[0])
+        bits = np.zeros(n_words(compiler.n_vocab), dtype=np.int32)
+        matcher.fill(bits, banned, biased)
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: compiler.n_vocab]
+        if matcher.must_end:
+            continue
+        rest = text[position:]
+        wanted = {
+            token
+            for token in parts
+            if token not in banned
+            and rest.startswith(spelled := compiler.spellings[token])
+            and brute_cuts(compiler.spellings, rest[len(spelled) :], banned) is not None
+        }
+        assert set(np.flatnonzero(allowed).tolist()) == wanted
 
 
 def test_text_without_another_cut_is_a_dead_end_in_loom_branch_and_search(lm: LM) -> None:

@@ -224,7 +224,7 @@ def test_batch_of_masks_has_the_size_of_the_models_vocabulary(name: str) -> None
 
 
 def _masked(logits: np.ndarray, matchers: list[Matcher | None]) -> np.ndarray:
-    masks = Masks([frozenset()] * len(matchers))
+    masks = Masks(*2 * [[frozenset()] * len(matchers)])
     masks.finish(matchers, logits.shape[1])
     return masks.apply(logits, np.arange(len(matchers)))
 

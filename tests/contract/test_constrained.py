@@ -93,7 +93,7 @@ def test_forced_tokens_change_no_text(make, kind, monkeypatch, options) -> None:
     grown = []
     for forces in (True, False):
         if not forces:
-            monkeypatch.setattr(GrammarMatcher, "forced", lambda self, banned=None: [])
+            monkeypatch.setattr(GrammarMatcher, "forced", lambda self, *sets: [])
         loom = Loom(make(kind, **limits), record)
         wanted = {"max_tokens": 80, **options}
         nodes = loom.grow(n=4, constraint=JsonSchema(SCHEMA), seed=4, **wanted, **WARM)

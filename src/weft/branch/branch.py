@@ -168,14 +168,15 @@ class SamplingControls(State):
     def legal(self) -> NDArray[np.bool_]:
         """Return a mask of the tokens that the grammar allows next: bool [V]; all True without one.
 
-        If the grammar forces a text, only the next token of one tokenization is allowed; it
-        contains no banned token.
+        If the grammar forces a text, only the next token of one tokenization is allowed, which
+        contains no banned token. If a finite bias affects the usual tokenization, all are allowed.
         """
         self.check_open()
         matcher = self.sampler.matcher
         bits = np.full(n_words(self.lm.info.n_vocab), -1, dtype=np.int32)
         if matcher is not None:
-            matcher.fill(bits, self.steered_sampler().banned)
+            sampler = self.steered_sampler()
+            matcher.fill(bits, sampler.banned, sampler.biased)
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
         return allowed[: self.lm.info.n_vocab].astype(bool)
 

@@ -65,12 +65,17 @@ class AnyOfMatcher(Matcher):
     def __init__(self, options: Sequence[Matcher]) -> None:
         self._options = list(options)
 
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: NDArray[np.int32],
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         first, *others = self._options
-        first.fill(bits, banned)
+        first.fill(bits, banned, biased)
         for option in others:
             mask = bits.copy()
-            option.fill(mask, banned)
+            option.fill(mask, banned, biased)
             bits |= mask
 
     def accept(self, token: int) -> None:
@@ -84,8 +89,8 @@ class AnyOfMatcher(Matcher):
     def is_allowed(self, token: int) -> bool:
         return any(option.is_allowed(token) for option in self._options)
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        return list(commonprefix([option.forced(banned) for option in self._options]))
+    def forced(self, banned: Set[int] = frozenset(), biased: Set[int] = frozenset()) -> list[int]:
+        return list(commonprefix([option.forced(banned, biased) for option in self._options]))
 
     @property
     def may_end(self) -> bool:

@@ -72,19 +72,27 @@ class Matcher(ABC):
 
     Masks are bits, least significant first: token t is bit t % 32 of word t // 32; 1 is allowed.
 
-    `banned` in its methods: tokens that the caller never draws, because of a bias of -inf.
+    In its methods, `banned` has the tokens that the caller never draws, because of a bias of -inf;
+    `biased` has those with another bias.
     """
 
     __slots__ = ()
 
     @abstractmethod
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: NDArray[np.int32],
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         """Write the mask of tokens that may come next; it has all end tokens if the text may end.
 
         Args:
             bits: int32 [n_words(V)], overwritten; bits from V on are undefined.
             banned: tokens that the caller never draws. The mask may still have them. But if the
                 grammar forces a text, the mask allows a tokenization of it without them.
+            biased: tokens with a finite bias. If the grammar forces a text whose usual tokens have
+                some of them, the mask allows all tokenizations of the text.
         """
 
     @abstractmethod
@@ -107,13 +115,13 @@ class Matcher(ABC):
             twin.accept(token)
         return True
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+    def forced(self, banned: Set[int] = frozenset(), biased: Set[int] = frozenset()) -> list[int]:
         """Return the next tokens if the constraint leaves no other choice; [] if none is known.
 
         There may be fewer than all of them. At each of these tokens the mask allows only that
         token. Changes nothing.
 
-        banned: as for `fill`; the result has none of them.
+        banned, biased: as for `fill`; the result has none of them.
         """
         return []
 

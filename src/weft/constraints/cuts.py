@@ -63,6 +63,11 @@ class Vocabulary:
             return next((other for other in others if other not in banned), None)
         return token
 
+    def tokens(self, spelled: bytes) -> list[int]:
+        """Return the ids of all tokens with exactly these bytes."""
+        token = self._ids.get(spelled)
+        return [] if token is None else self._duplicates.get(spelled, [token])
+
     def cuts(self, text: bytes, goal: int, banned: Set[int]) -> Cuts:
         """Compute the shortest tokenizations of a text without banned tokens.
 

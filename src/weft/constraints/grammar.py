@@ -26,6 +26,7 @@ from .schema_reader import INSTEAD
 
 if TYPE_CHECKING:
     from .base import Compiler
+    from .cuts import Cuts
 
 _LINE = re.compile(r"line (\d+)|at (\d+)\(\d+\)|^(\d+)[:(]")
 _SHOWN = re.compile(r"(?m)^ *(\d+ \|.*|\^+) *$")
@@ -273,24 +274,35 @@ class GrammarMatcher(Matcher):
         self.inner = inner
         self._compiler = compiler
 
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: NDArray[np.int32],
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        self.correct(bits, banned)
+        self.correct(bits, banned, biased)
 
-    def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
+    def correct(self, bits: NDArray[np.int32], banned: Set[int], biased: Set[int]) -> None:
         """Correct a mask, in place, that llguidance has just filled.
 
         After an error of the library the mask allows nothing. If the library forces a tokenization
-        with a banned token, the mask forces another tokenization of the same text.
+        with a token of `banned` or `biased`, the mask allows other tokenizations of the same text.
 
-        banned: tokens that the caller never draws.
+        banned, biased: as for `fill`.
         """
         if self.inner.is_error():
             bits[:] = 0
-        elif banned and not banned.isdisjoint(tokens := self._forced()):
-            bits[:] = 0
-            for token in self._without_banned(tokens, banned)[:1]:
-                bits.view(np.uint32)[token // 32] = 1 << token % 32
+            return
+        avoided = banned | biased if biased else banned
+        if not avoided or avoided.isdisjoint(tokens := self._forced()):
+            return
+        bits[:] = 0
+        allowed = self._forced_instead(tokens, banned, biased)[:1]
+        if biased and not allowed:
+            allowed = self._first_tokens(tokens, banned)
+        for token in allowed:
+            bits.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
 
     def accept(self, token: int) -> None:
         if not self.is_allowed(token):
@@ -310,9 +322,8 @@ class GrammarMatcher(Matcher):
             return False
         return bool(self.inner.validate_tokens(list(tokens)) == len(tokens))
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        tokens = self._forced()
-        return tokens if banned.isdisjoint(tokens) else self._without_banned(tokens, banned)
+    def forced(self, banned: Set[int] = frozenset(), biased: Set[int] = frozenset()) -> list[int]:
+        return self._forced_instead(self._forced(), banned, biased)
 
     def _forced(self) -> list[int]:
         """Return the library's forced tokens, up to a byte that no token writes."""
@@ -321,29 +332,62 @@ class GrammarMatcher(Matcher):
         n_vocab = self._compiler.n_vocab
         return list(takewhile(lambda token: token < n_vocab, self.inner.compute_ff_tokens()))
 
-    def _without_banned(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
-        """Return the tokens to force instead of `tokens`, some of which are banned.
+    def _forced_instead(self, tokens: list[int], banned: Set[int], biased: Set[int]) -> list[int]:
+        """Return the tokens that are forced if the library forces `tokens`; see `forced`.
+
+        [] if the draw decides, because a token has a finite bias.
+        """
+        avoided = banned | biased if biased else banned
+        if avoided.isdisjoint(tokens):
+            return tokens
+        cut = self._without(tokens, avoided)
+        is_drawn = not biased.isdisjoint(tokens) and cut != tokens[: len(cut)]
+        return [] if is_drawn else cut
+
+    def _without(self, tokens: Sequence[int], avoided: Set[int]) -> list[int]:
+        """Return the tokens to force instead of `tokens`, some of which are to be avoided.
 
         They are the longest start of `tokens` that another tokenization of the text continues.
         Otherwise it is the first token of the shortest other tokenization; [] if there is none.
         """
-        spelled = [self._compiler.spellings[token] for token in tokens]
-        n_text = spelled.index(b"") if b"" in spelled else len(spelled)  # up to a special token
-        first = next(at for at, token in enumerate(tokens) if token in banned)
-        if first > n_text:
-            return list(tokens[: n_text + 1])
-        if first == n_text:
+        spelled = self._spelled(tokens)
+        first = next(at for at, token in enumerate(tokens) if token in avoided)
+        if first > len(spelled):
+            return list(tokens[: len(spelled) + 1])
+        if first == len(spelled):
             return []
-        text = b"".join(spelled[:n_text])
-        goal = len(text)
-        if n_text == len(tokens):  # a token may go on into forced text that has no cut yet
-            text = bytes(self.inner.compute_ff_bytes())
-        cuts = self._compiler.vocabulary.cuts(text, goal, banned)
+        _, cuts = self._cuts(tokens, avoided)
         ends = list(accumulate(map(len, spelled[:first])))
         for n in range(first, 0, -1):
             if cuts.has_cut(ends[n - 1]):
                 return list(tokens[:n])
         return cuts.from_start()[:1]
+
+    def _first_tokens(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
+        """Return the tokens with which a tokenization of the forced text may begin.
+
+        tokens: the usual tokenization. banned: tokens that no tokenization has.
+        """
+        if not self._spelled(tokens):  # a special token has one spelling
+            return [token for token in tokens[:1] if token not in banned]
+        text, cuts = self._cuts(tokens, banned)
+        ends = (end for end in range(1, len(text) + 1) if cuts.has_cut(end))
+        starts = (token for end in ends for token in self._compiler.vocabulary.tokens(text[:end]))
+        return [token for token in starts if token not in banned and self.is_allowed(token)]
+
+    def _spelled(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the bytes of forced tokens, up to a special token."""
+        spelled = (self._compiler.spellings[token] for token in tokens)
+        return list(takewhile(bool, spelled))
+
+    def _cuts(self, tokens: Sequence[int], avoided: Set[int]) -> tuple[bytes, Cuts]:
+        """Return the forced text, and its tokenizations without the avoided tokens."""
+        spelled = self._spelled(tokens)
+        text = b"".join(spelled)
+        goal = len(text)
+        if len(spelled) == len(tokens):  # a token may go on into forced text that has no cut yet
+            text = bytes(self.inner.compute_ff_bytes())
+        return text, self._compiler.vocabulary.cuts(text, goal, avoided)
 
     @property
     def may_end(self) -> bool:
@@ -448,11 +492,12 @@ class Masks:
 
     A sampler without a matcher has None. The object is reused while the samplers step together.
 
-    banned: the tokens that each sampler never draws.
+    banned, biased: the tokens that each sampler never draws, and those with another bias.
     """
 
-    def __init__(self, banned: Sequence[Set[int]]) -> None:
+    def __init__(self, banned: Sequence[Set[int]], biased: Sequence[Set[int]]) -> None:
         self._banned = banned
+        self._biased = biased
         self._bits: NDArray[np.int32] | None = None
         self._filling: Future[None] | None = None
 
@@ -501,16 +546,16 @@ class Masks:
             elif isinstance(matcher, GrammarMatcher):
                 grammars.append((matcher, row))
             else:
-                matcher.fill(bits[row], self._banned[row])
+                matcher.fill(bits[row], self._banned[row], self._biased[row])
         if len(grammars) == 1:
             ((matcher, row),) = grammars
-            matcher.fill(bits[row], self._banned[row])
+            matcher.fill(bits[row], self._banned[row], self._biased[row])
         elif grammars:
             inner = [(matcher.inner, row) for matcher, row in grammars]
             width = bits.shape[1] * bits.itemsize
             _executor().unsafe_compute_mask_ptr(inner, bits.ctypes.data, width, len(bits))
             for matcher, row in grammars:
-                matcher.correct(bits[row], self._banned[row])
+                matcher.correct(bits[row], self._banned[row], self._biased[row])
 
 
 @cache

@@ -68,7 +68,12 @@ class AllowMatcher(Matcher):
         self.ids = ids
         self.bits = bits
 
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: NDArray[np.int32],
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         bits[:] = self.bits
 
     def accept(self, token: int) -> None:
@@ -271,9 +276,14 @@ class LazyMatcher(Matcher):
         self._inner = inner
         self._begun = begun
 
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: NDArray[np.int32],
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         if self._inner is not None:
-            self._inner.fill(bits, banned)
+            self._inner.fill(bits, banned, biased)
         else:
             self._triggers.fill(self._begun, bits)
 
@@ -311,8 +321,8 @@ class LazyMatcher(Matcher):
             return self._inner.is_allowed(token)
         return self._triggers.crosses(self._begun, token) is None
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        return self._inner.forced(banned) if self._inner is not None else []
+    def forced(self, banned: Set[int] = frozenset(), biased: Set[int] = frozenset()) -> list[int]:
+        return self._inner.forced(banned, biased) if self._inner is not None else []
 
     @property
     def may_end(self) -> bool:

@@ -130,11 +130,16 @@ class EachLineMatcher(Matcher):
         self._begun = b""
         self._has_lines = False  # the line is empty, and others are before it
 
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: NDArray[np.int32],
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         if self._begun:
             bits[:] = 0
         else:
-            self._line.fill(bits, banned)
+            self._line.fill(bits, banned, biased)
         allowed = self._line_end_tokens()
         if self._has_lines:
             allowed |= self._compiler.stop_ids
@@ -172,10 +177,10 @@ class EachLineMatcher(Matcher):
         first_tokens = {token_of(left[:n]) for left in rest for n in range(1, len(left) + 1)}
         return {token for token in first_tokens if token is not None}
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+    def forced(self, banned: Set[int] = frozenset(), biased: Set[int] = frozenset()) -> list[int]:
         if self._begun or self._has_lines or self._line.may_end:
             return []
-        return self._line.forced(banned)
+        return self._line.forced(banned, biased)
 
     @property
     def may_end(self) -> bool:

@@ -158,11 +158,16 @@ class TokenLimitsMatcher(Matcher):
         self._n = 0
         self._last: tuple[int, ...] = ()  # as many as the longest bad word has before its end
 
-    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+    def fill(
+        self,
+        bits: NDArray[np.int32],
+        banned: Set[int] = frozenset(),
+        biased: Set[int] = frozenset(),
+    ) -> None:
         words = bits.view("uint32")
         forbidden = self._forbidden()
         if self._inner is not None:
-            self._inner.fill(bits, banned | forbidden)
+            self._inner.fill(bits, banned | forbidden, biased)
         else:
             words[:] = 0xFFFFFFFF
         if self._limits.allowed is not None:

@@ -110,8 +110,8 @@ class UniqueNamesMatcher(GrammarMatcher):
         self._waiting: bytes | None = b"" if begin else None  # the text so far, without `begin`
         self._names = OpenNames()
 
-    def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
-        super().correct(bits, banned)
+    def correct(self, bits: NDArray[np.int32], banned: Set[int], biased: Set[int]) -> None:
+        super().correct(bits, banned, biased)
         if not self._names.may_repeat:
             return
         words = bits.view(np.uint32)
@@ -160,8 +160,8 @@ class UniqueNamesMatcher(GrammarMatcher):
     def takes(self, tokens: Sequence[int]) -> bool:
         return super().takes(tokens) and self._after(tokens) is not None
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        tokens = super().forced(banned)
+    def forced(self, banned: Set[int] = frozenset(), biased: Set[int] = frozenset()) -> list[int]:
+        tokens = super().forced(banned, biased)
         while self._after(tokens) is None:
             tokens.pop()
         return tokens

@@ -282,7 +282,7 @@ class Below(Matcher):
         self.bound = bound
         self.can_end = may_end
 
-    def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
+    def fill(self, bits: Any, *sets: Set[int]) -> None:
         bits[:] = (1 << self.bound) - 1
 
     def accept(self, token: int) -> None:

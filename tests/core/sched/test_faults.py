@@ -371,7 +371,7 @@ class Odd(Matcher):
         self.forces = forces
         self.is_broken = is_broken
 
-    def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
+    def fill(self, bits: Any, *sets: Set[int]) -> None:
         if self.is_broken:
             raise Boom("mask")
         bits[:] = (1 << 15) - 1
@@ -383,7 +383,7 @@ class Odd(Matcher):
     def is_allowed(self, token: int) -> bool:
         return token != 15
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+    def forced(self, *sets: Set[int]) -> list[int]:
         return list(self.forces)
 
     may_end = must_end = False
@@ -410,7 +410,7 @@ def test_mask_that_cannot_be_computed_fails_its_run_alone(make: MakeRig) -> None
 class Failing(Odd):
     """Raises when the scheduler reads its forced tokens."""
 
-    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+    def forced(self, *sets: Set[int]) -> list[int]:
         raise Boom("forced")
 
     def clone(self) -> Failing:

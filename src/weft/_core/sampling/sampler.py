@@ -137,6 +137,10 @@ def _banned(biases: Iterable[tuple[int, float]]) -> frozenset[int]:
     return frozenset(token for token, bias in biases if bias == -math.inf)
 
 
+def _biased(biases: Iterable[tuple[int, float]]) -> frozenset[int]:
+    return frozenset(token for token, bias in biases if bias not in (0, -math.inf))
+
+
 class Sampler:
     """State of one run's sampling: parameters, random stream, penalty counts and constraint
     matcher.
@@ -148,7 +152,7 @@ class Sampler:
 
     resumed: the matcher has accepted tokens of an earlier run.
 
-    banned: token ids with a bias of -inf.
+    banned: token ids with a bias of -inf. biased: those with another bias.
 
     reports_kept: the tokens of its run are reported with `DrawResult.kept`.
     """
@@ -157,6 +161,7 @@ class Sampler:
         "_dry",
         "_history",
         "banned",
+        "biased",
         "greedy",
         "matcher",
         "needs_host",
@@ -179,6 +184,7 @@ class Sampler:
         self.matcher = matcher
         self.greedy = params.temperature == 0
         self.banned = _banned(params.logit_bias) if params.logit_bias else _NO_TOKENS
+        self.biased = _biased(params.logit_bias) if params.logit_bias else _NO_TOKENS
         self.resumed = self.reports_kept = False
         penalised = bool(
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
@@ -201,6 +207,10 @@ class Sampler:
     def counts_tokens(self) -> bool:
         """True with penalties or DRY: earlier tokens change the logits."""
         return self._history is not None or self._dry is not None
+
+    def forced(self) -> list[int]:
+        """Return the next tokens that the constraint forces and no bias affects."""
+        return [] if self.matcher is None else self.matcher.forced(self.banned, self.biased)
 
     def add_prompt(self, prompt_ids: Sequence[int]) -> None:
         """Add the prompt's tokens to the histories of repetition_penalty and DRY.
@@ -409,7 +419,11 @@ class BatchSampler:
         self._stateful = any(sampler.needs_host for sampler in samplers)
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
-        self._masks = Masks([sampler.banned for sampler in samplers]) if constrained else None
+        self._masks = (
+            Masks([each.banned for each in samplers], [each.biased for each in samplers])
+            if constrained
+            else None
+        )
         # XTC draws one random number per sampler, so samplers with it do not share filtered rows.
         is_shared = not self._stateful and "xtc_probability" not in self._arrays.active
         self._share_params = is_shared and _share_params(samplers)

@@ -360,7 +360,7 @@ class RunJob(Job):
         self.waits_for_draw = speculation is not None and speculation.is_worth_waiting(self)
         if sampler.matcher is not None and not self.waits_for_draw:
             room = self.room(queues.n_ctx) - 1
-            is_long = min(len(sampler.matcher.forced(sampler.banned)), room) >= _MIN_FORCED_RUN
+            is_long = min(len(sampler.forced()), room) >= _MIN_FORCED_RUN
             self.waits_for_draw = is_long or bool(sampler.params.logit_bias)
 
     def force(self, budget: int, queues: JobQueues) -> None:
@@ -371,16 +371,14 @@ class RunJob(Job):
 
         budget: maximum number of tokens to add.
         """
-        matcher = self.sampler.matcher
         if self.future is not None:  # what is forced depends on the draw in flight
             return
         if self.forced or self.deferred:
             known = [*self.forced, *self.deferred]
             self.forced, self.deferred = known[: max(budget, 0)], known[max(budget, 0) :]
             return
-        assert matcher is not None
         room = min(budget, self.room(queues.n_ctx) - 1)
-        for token in matcher.forced(self.sampler.banned)[: max(room, 0)]:
+        for token in self.sampler.forced()[: max(room, 0)]:
             if token in self.stops:
                 break
             try:

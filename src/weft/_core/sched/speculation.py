@@ -324,12 +324,12 @@ def _proposal(row: RunJob | CommitRow, n: int) -> tuple[list[int], list[bool]]:
 
     Those of commits are the tokens that the constraint forces, if there are any.
     """
-    source, matcher = row.drafts, row.sampler.matcher
+    source = row.drafts
     assert source is not None
     if not isinstance(source, BranchDrafts):
         draft = source.draft(n)
         return draft, forced_in(row.sampler, draft) if draft else []
-    draft = [] if matcher is None else list(matcher.forced(row.sampler.banned)[:n])
+    draft = row.sampler.forced()[:n]
     forced = [True] * (len(draft) + 1)
     if not draft:
         draft = source.draft(n)
@@ -357,7 +357,7 @@ def forced_in(sampler: Sampler, draft: Sequence[int]) -> list[bool]:
             return flags
         if matcher.must_end:
             return flags
-        known = known or list(matcher.forced(sampler.banned))
+        known = known or list(matcher.forced(sampler.banned, sampler.biased))
     return [*flags, bool(known)]
 
 
