@@ -46,7 +46,7 @@ GRAMMARS: list[tuple[Grammar, str]] = [
 @pytest.fixture
 def lm() -> Iterator[LM]:
     """A model of its own for each test: a warning is given once."""
-    with weft.load(shallow()) as lm:
+    with weft.load(shallow(), engine="numpy") as lm:
         yield lm
 
 

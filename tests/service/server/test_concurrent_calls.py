@@ -214,7 +214,7 @@ def test_feed_of_two_jobs_is_ordered_and_resumable(
     with ThreadPoolExecutor(2) as pool:
         uninterrupted = pool.submit(read, shared, over, begun)
         assert begun.wait()
-        body = {"n": 2, **shared.endless, "max_tokens": 300}
+        body = {"n": 2, **shared.endless, "max_tokens": 100}
         jobs = [shared.post("/nodes/0/generate", 202, **body)["job"] for _ in range(2)]
         resumable += read(shared, lambda received: sum(n == "tok" for _, n, _ in received) == 3)
         while not over(resumable):

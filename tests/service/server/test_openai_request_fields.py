@@ -415,7 +415,9 @@ def test_template_fields_become_variables_of_templates_that_read_them() -> None:
 def test_truncation_auto_drops_the_oldest_turns_and_reports_their_number(served: Served) -> None:
     turn = [{"role": "user", "content": "a " * 100}, {"role": "assistant", "content": "b " * 100}]
     given = [{"role": "system", "content": "Be kind."}, *turn * 20, *turn[:1]]
-    fields = {"input": given, "include": ["reasoning.encrypted_content"]}
+    fields = {
+        "input": given, "include": ["reasoning.encrypted_content"], "max_output_tokens": 16,
+    }  # fmt: skip
     error = rejected(served, RESPONSES, **fields)
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
     reply = post(served, RESPONSES, **fields, truncation="auto", reasoning={"summary": "auto"})
@@ -423,7 +425,9 @@ def test_truncation_auto_drops_the_oldest_turns_and_reports_their_number(served:
     assert (reply["truncation"], n % 2, reply["usage"]["input_tokens"] < 2048) == ("auto", 0, True)
     one_more = [*given[:1], *given[n - 1 :]]
     assert rejected(served, RESPONSES, input=one_more)["code"] == "context_length_exceeded"
-    own = post(served, RESPONSES, input=[*given[:1], *given[n + 1 :]], temperature=0)
+    own = post(
+        served, RESPONSES, **{**fields, "input": [*given[:1], *given[n + 1 :]]}, temperature=0
+    )
     reply = post(served, RESPONSES, **fields, truncation="auto", temperature=0)
     assert reply["output"][0]["content"] == own["output"][0]["content"]
 
