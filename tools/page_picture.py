@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +27,11 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 STORY = "Tell me a story about a fox."
 GAME = "Use 4 9 10 13 to make 24."
 SEED = 6
+
+
+def _browser() -> str | None:
+    """Return the path of Debian's Chromium; None for Playwright's own."""
+    return shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
 @contextmanager
@@ -121,7 +127,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     pictures: dict[Literal["light", "dark"], Any] = {"light": draw_story, "dark": draw_search}
     with served() as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=_browser())
         for scheme, draw in pictures.items():
             page = browser.new_page(
                 viewport={"width": 1280, "height": 720},
