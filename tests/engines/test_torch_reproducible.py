@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,21 +10,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import weft  # noqa: E402
 from cases import one_in  # noqa: E402
+from shallow import shallow  # noqa: E402
 from weft.engines.base import Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch import batch_invariance as alone_module  # noqa: E402
 from weft.errors import ConfigError, Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.torch
-TINY = Path(weft.__file__).parent / "data" / "tiny"
 IDS = [(7 * i + 3) % 900 + 5 for i in range(40)]
 
 
 def load(dtype: str) -> TorchEngine:
     try:
-        engine = TorchEngine.load(TINY, dtype=dtype, reproducible=True)
+        engine = TorchEngine.load(shallow(), dtype=dtype, reproducible=True)
     except Unsupported as error:
         pytest.skip(f"this CPU's products depend on row counts: {error}")
     assert isinstance(engine, TorchEngine)
@@ -62,7 +60,7 @@ def test_path_has_the_same_bits_in_any_batch(dtype: str) -> None:
     alone = grow(engine, 1, 0, 0)
     for seed, (size, company) in enumerate([(30, 0), (1, 3), (9, 8), (20, 12)]):
         assert grow(engine, size, company, seed) == alone, (size, company)
-    usual = TorchEngine.load(TINY, dtype=dtype)
+    usual = TorchEngine.load(shallow(), dtype=dtype)
     near, far = (np.frombuffer(grow(e, 30, 0, 0)[-1], np.float32) for e in (engine, usual))
     assert np.abs(near - far).max() < 1.0
     engine.close()
@@ -73,9 +71,9 @@ def test_false_claim_of_reproducibility_raises_at_load(monkeypatch: pytest.Monke
     calls = iter(range(100))
     monkeypatch.setattr(alone_module, "_run", lambda *_: np.full((3, 5), float(next(calls))))
     with pytest.raises(Unsupported, match="does not hold"):
-        TorchEngine.load(TINY, dtype="bfloat16", reproducible=True)
+        TorchEngine.load(shallow(), dtype="bfloat16", reproducible=True)
 
 
 def test_paged_kv_raises() -> None:
     with pytest.raises(ConfigError, match="needs padded KV"):
-        TorchEngine.load(TINY, kv="paged", reproducible=True)
+        TorchEngine.load(shallow(), kv="paged", reproducible=True)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import first_of
 from core.kv.listkv import ListFragments
 from weft._core.kv.pins import PinHold
 from weft._core.kv.place import Cursor, Place, Tail, resolve
@@ -214,16 +215,16 @@ class Twin:
         assert self.tree.n_nodes == 0
 
 
+@pytest.mark.parametrize("n", first_of([8_000, 25_000]))
 @pytest.mark.parametrize(
     ("capacity", "max_paths", "host"),
     [(None, None, 0), (CAPACITY, None, 0), (CAPACITY, None, 40), (CAPACITY, MAX_PATHS, 0)],
 )
-def test_100_000_random_operations_agree_with_the_reference(
-    capacity: int | None, max_paths: int | None, host: int
+def test_random_operations_agree_with_the_reference(
+    capacity: int | None, max_paths: int | None, host: int, n: int
 ) -> None:
-    """25,000 operations for each kind of room."""
     twin = Twin(7, capacity, max_paths, host)
-    twin.run(25_000, check_every=25)
+    twin.run(n, check_every=25)
     twin.close()
 
 

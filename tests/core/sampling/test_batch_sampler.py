@@ -82,7 +82,7 @@ def mixed(n: int) -> list[Sampler]:
     return samplers
 
 
-@pytest.mark.parametrize(("n_vocab", "rounds"), [(150, 20), (700, 4), (4096, 1), (4160, 1)])
+@pytest.mark.parametrize(("n_vocab", "rounds"), [(150, 6), (700, 2), (4096, 1), (4160, 1)])
 def test_draws_of_mixed_rows_equal_the_naive_twin(n_vocab: int, rounds: int) -> None:
     """Mixed rules in one batch, two rows of each."""
     n = 2 * len(RECIPES)

@@ -94,7 +94,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("kind", "call"), PAIRS)
 def test_failing_call_fails_its_own_work_only(kind: str, call: str) -> None:
-    check_work(kind, call, CHANCES.get(call, 0.1), 60, 3, n_later=30)
+    check_work(kind, call, CHANCES.get(call, 0.1), 30, 3, n_later=15)
 
 
 @pytest.mark.slow
