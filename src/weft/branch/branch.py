@@ -635,7 +635,7 @@ class Branch(
         self.prune_subtree()
 
     def __repr__(self) -> str:
-        state = "ended" if self.ended_by is not None else f"at {self._depth} tokens"
+        state = "ended" if self.ended_by is not None else f"at {self.depth} tokens"
         return f"<Branch {self.number} {state}>"
 
     def _validate_position(self, name: str, position: int) -> int:

@@ -108,7 +108,7 @@ class _BranchCommit:
     def __init__(self, branch: Branch, token: int) -> None:
         self.branch = branch
         self.token = branch.validate_token(token)
-        if branch.position >= branch.lm.n_ctx:
+        if branch.depth >= branch.lm.n_ctx:
             branch.lm.place((self.token,), after=branch.place)  # raises ContextOverflow
         self.is_accepted = branch.is_accepted_ahead(self.token)
         self.is_unscored = not self.is_accepted or branch.is_surprisal_unknown()
@@ -138,7 +138,7 @@ class _BranchCommit:
         if self.is_accepted:
             branch.commit_accepted([raw])
         else:
-            branch.last = Accepted(branch.last, branch.position, token, raw, kept)
+            branch.last = Accepted(branch.last, branch.depth, token, raw, kept)
             if branch.sampler is self.used:
                 branch.sampler = self.sampler
             else:  # the caller replaced it while the commit ran

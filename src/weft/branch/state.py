@@ -43,7 +43,7 @@ class State:
         self.number = next(self.registry.numbers)
         self.sequence: TokenSequence | None = None
         self._place = place
-        self._depth = place.depth
+        self.depth = place.depth  # `position`, without the check that the branch is open
         self.params = params
         self.sampler = sampler  # with its random stream, counted tokens and matcher
         self.row: LogitsRow | None = None  # the model's logits at the tip; None before any token
@@ -66,7 +66,7 @@ class State:
     def position(self) -> int:
         """The number of tokens of the path: the position of the next token."""
         self.check_open()
-        return self._depth
+        return self.depth
 
     @property
     def adapter(self) -> str | None:
@@ -96,7 +96,7 @@ class State:
         if sequence is not None:
             place = self.lm.scheduler.sequences.release(sequence)
             # An interrupted commit may have run its token nevertheless.
-            self._place = place if place.depth == self._depth else place.at(self._depth)
+            self._place = place if place.depth == self.depth else place.at(self.depth)
         return self._place
 
     @place.setter
@@ -104,7 +104,7 @@ class State:
         sequence, self.sequence = self.sequence, None
         if sequence is not None:
             self.lm.scheduler.sequences.release(sequence)
-        self._place, self._depth = place, place.depth
+        self._place, self.depth = place, place.depth
 
     @property
     def base(self) -> Place:
@@ -117,7 +117,7 @@ class State:
         if sequence is None:
             return self._place
         with self.lm.scheduler.lock:
-            return sequence.end().at(self._depth)
+            return sequence.end().at(self.depth)
 
     def ids(self) -> list[int]:
         """Return all token ids of the path, a new list."""
@@ -125,7 +125,7 @@ class State:
         if sequence is None:
             return self._place.ids()
         with self.lm.scheduler.lock:
-            return sequence.end().ids()[: self._depth]
+            return sequence.end().ids()[: self.depth]
 
     def open_sequence(self) -> TokenSequence:
         """Return the scheduler's sequence that commits extend; open one if there is none."""
@@ -138,7 +138,7 @@ class State:
         if self.unused_in is not None:
             self.unused_in.set_used(self)
         if self.sequence is sequence:
-            self._depth += 1
+            self.depth += 1
         else:  # forked while the commit ran
             self.place = self.lm.place((token,), after=self._place)
 

@@ -530,14 +530,16 @@ class Scheduler:
         if self.queues.n_transitions != n_before:
             runs[:] = [run for run in runs if run in self.queues.running]
             shares[:] = [share for share in shares if share[0] in self.queues.commits]
-        n_drafts = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         for run in runs:
-            n = 1 + len(run.forced) + n_drafts.get(run.sequence, 0)
+            n = 1 + len(run.forced)
+            if drafts and run.sequence in drafts:
+                n += len(drafts[run.sequence].tokens)
             run.sequence.reserve(self.tree, n)
         for job, numbers in shares:
             for number in numbers:
                 sequence = job.item.sequences[number]
-                sequence.reserve(self.tree, 1 + n_drafts.get(sequence, 0))
+                n = 1 + len(drafts[sequence].tokens) if drafts and sequence in drafts else 1
+                sequence.reserve(self.tree, n)
 
     def _decode_parts(self, runs: list[RunJob], drafts: Drafts) -> list[SequencePart]:
         """Return one DecodePart and one VerifyPart per LoRA adapter.
@@ -550,11 +552,11 @@ class Scheduler:
         verified: dict[str | None, list[VerifyRow]] = {}
         for run in runs:
             try:
-                draft = drafts.get(run.sequence) if drafts else None
-                entry = None if draft is None else run.verify_row(draft, self.queues)
-                if entry is not None:
-                    verified.setdefault(entry.row.adapter, []).append(entry)
-                    continue
+                if drafts and (draft := drafts.get(run.sequence)) is not None:
+                    entry = run.verify_row(draft, self.queues)
+                    if entry is not None:
+                        verified.setdefault(entry.row.adapter, []).append(entry)
+                        continue
                 row = run.row(self.queues)
             except Exception as error:
                 self.queues.handle_error(run, error)
