@@ -94,7 +94,9 @@ PAIRS = [
 
 @pytest.mark.parametrize(("kind", "call"), PAIRS)
 def test_failing_call_fails_its_own_work_only(kind: str, call: str) -> None:
-    check_work(kind, call, CHANCES.get(call, 0.1), 30, 3, n_later=15)
+    # In less work, fragments that could not be freed are never checked.
+    n_turns = 60 if call in ("free", "any") else 40
+    check_work(kind, call, CHANCES.get(call, 0.1), n_turns, 3, n_later=15)
 
 
 @pytest.mark.slow
@@ -151,7 +153,7 @@ def check_each_call(call: str, n_turns: int, seed: int) -> None:
         assert odds.n_failed[call] == 1
 
 
-@pytest.mark.parametrize(("call", "n_turns"), [("attach", 25), ("split", 40), ("load", 40)])
+@pytest.mark.parametrize(("call", "n_turns"), [("attach", 15), ("split", 25), ("load", 40)])
 def test_failure_of_any_single_call_is_survived(call: str, n_turns: int) -> None:
     check_each_call(call, n_turns, 0)
 
