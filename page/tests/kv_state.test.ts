@@ -5,12 +5,12 @@ const kv = (state: 'hot' | 'host' | 'partly' | 'cold', pinned = false) => ({ sta
 
 describe('where KV is', () => {
   it('has words for the tooltip', () => {
-    expect(kvStateText(kv('cold'))).toBe('KV not in memory, recomputed when needed')
-    expect(kvStateText(kv('hot', true))).toBe('KV in memory (pinned)')
+    expect(kvStateText(kv('cold'))).toBe('KV not cached, recomputed when needed')
+    expect(kvStateText(kv('hot', true))).toBe('KV cached (pinned)')
   })
 
   it('is spoken of only where all of it is there', () => {
-    expect(spokenKvState(kv('hot', true))).toBe('KV in memory, pinned')
+    expect(spokenKvState(kv('hot', true))).toBe('KV cached, pinned')
     expect(spokenKvState(kv('host'))).toBe('KV in host memory')
     for (const none of [kv('partly'), kv('cold'), undefined]) expect(spokenKvState(none)).toBeUndefined()
   })

@@ -374,16 +374,16 @@ def test_rows_show_the_kv_state_of_their_path(desk: Desk, page: Page) -> None:
     assert at is not None
     assert edge is not None
     assert at["x"] + at["width"] <= edge["x"]  # the ring is not cut
-    expect(desk.row(first)).to_have_attribute("aria-description", "KV in memory")
+    expect(desk.row(first)).to_have_attribute("aria-description", "KV cached")
     assert desk.row(first).locator("[dir=auto]").bounding_box() == words
     assert_accessible(page)
     reply = desk.ask("POST", desk.of(f"/nodes/{second}/kv"), json={"op": "evict"})
     assert reply["kv"]["state"] == "partly"  # the prompt is there
     desk.ask("POST", desk.of(f"/nodes/{first}/kv"), json={"op": "pin"})
     look_at_the_gauge()
-    expect(dot(second)).to_have_attribute("title", "KV partly in memory")
-    expect(desk.row(second)).not_to_have_attribute("aria-description", "KV in memory")
-    expect(desk.row(first)).to_have_attribute("aria-description", "KV in memory, pinned")
+    expect(dot(second)).to_have_attribute("title", "KV partly cached")
+    expect(desk.row(second)).not_to_have_attribute("aria-description", "KV cached")
+    expect(desk.row(first)).to_have_attribute("aria-description", "KV cached, pinned")
     desk.ask("POST", desk.of(f"/nodes/{first}/kv"), json={"op": "unpin"})
     lm = desk.served.service.models.lm()
     desk.until(lambda: lm.tree.budget.unevictable == 0, "it is not pinned")

@@ -4,10 +4,10 @@ import type { Schemas } from '../api/client'
 type NodeKv = Schemas['NodeKv']
 
 export const KV_STATE_TEXTS: Record<NodeKv['state'], string> = {
-  hot: 'in memory',
+  hot: 'cached',
   host: 'in host memory, copied back when needed',
-  partly: 'partly in memory',
-  cold: 'not in memory, recomputed when needed',
+  partly: 'partly cached',
+  cold: 'not cached, recomputed when needed',
 }
 
 /** One line, for a tooltip. */
@@ -16,5 +16,5 @@ export const kvStateText = (kv: NodeKv) => `KV ${KV_STATE_TEXTS[kv.state]}${kv.p
 /** The text for screen readers; undefined: the row has no KV. */
 export function spokenKvState(kv: NodeKv | undefined): string | undefined {
   if (kv?.state !== 'hot' && kv?.state !== 'host') return undefined
-  return `KV ${kv.state === 'hot' ? 'in memory' : 'in host memory'}${kv.pinned ? ', pinned' : ''}`
+  return `KV ${kv.state === 'hot' ? 'cached' : 'in host memory'}${kv.pinned ? ', pinned' : ''}`
 }
