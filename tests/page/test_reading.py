@@ -226,6 +226,10 @@ def test_long_model_name_has_room_in_a_wide_margin(desk: Desk, page: Page) -> No
     expect(name).to_be_visible()
     cut = "(each) => each.scrollWidth - each.clientWidth"
     assert name.evaluate(cut) == 0
+    left = "(each) => each.getBoundingClientRect().left"
+    for width in (1280, 1360, 1440, 1600):  # the panes on both sides leave less room
+        page.set_viewport_size({"width": width, "height": 900})
+        assert name.evaluate(left) >= page.locator(".reading").evaluate(left)
     page.set_viewport_size({"width": 390, "height": 844})
     assert name.evaluate(cut) > 0
     expect(name).to_have_attribute("title", "SmolLM2-135M-Instruct")
