@@ -90,6 +90,35 @@ def test_finished_lane_is_as_high_as_its_text(desk: Desk, page: Page, max_tokens
         assert text.inner_text().split() == nodes[node]["text"].split()
 
 
+def test_finished_lane_keeps_its_height_while_another_grows(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
+    desk.open_loom()
+    gate.hold(6)
+    first, second = desk.grow(n=2, wait=False, **desk.endless())
+    desk.until(
+        lambda: all(desk.lane(each).inner_text().strip() for each in (first, second)), "text"
+    )
+    height = "(each) => each.clientHeight"
+    before = desk.lane(first).evaluate(height)
+    desk.lane(first).get_by_role("button", name="Stop").click()
+    gate.open()
+    expect(desk.lane(first)).to_have_attribute("data-state", "done")
+    desk.painted()
+    assert desk.lane(first).evaluate(height) == before
+    desk.lane(second).get_by_role("button", name="Stop").click()
+    text = desk.lane(first).locator(".lane-text")
+    desk.until(lambda: text.evaluate(SPARE) == 0, "both have the height of their texts")
+
+
+def test_growth_in_sight_does_not_scroll(desk: Desk, page: Page) -> None:
+    desk.sets(n=4, max_tokens=4)
+    desk.open_loom()
+    desk.press("g")
+    desk.wait_known()
+    assert page.locator(".reading").evaluate("(each) => each.scrollTop") == 0
+
+
 def test_text_above_stays_in_place_when_lanes_become_shorter(
     desk: Desk, page: Page, gate: Gate
 ) -> None:

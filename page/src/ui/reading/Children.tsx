@@ -1,5 +1,7 @@
 /** The children of the current node: growing branches and existing nodes. */
+import { useComputed } from '@preact/signals'
 import { useLayoutEffect, useRef, useState } from 'preact/hooks'
+import type { Lane as LaneState } from '../../model/lane'
 import { groupEqualLeaves } from '../../model/turns'
 import { formatCount } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
@@ -23,10 +25,14 @@ export function Children({ loom }: { loom: OpenLoom }) {
   const limit = shown.below === current ? shown.limit : PAGE_ROWS
   const section = useRef<HTMLElement>(null)
   const asking = loom.growth.requested.value?.parent === current ? loom.growth.requested.value.n : 0
-  // New branches of another growth may be below the fold.
+  const isGrowing = useComputed(() =>
+    [...loom.lanes.value.values()].some((lane) => growsBelow(lane, loom.current.value)),
+  )
+  // New branches may be below the fold. If the first is in sight, the text above it stays.
   useLayoutEffect(() => {
     const added = asking ? [...(section.current?.children ?? [])].slice(-asking) : []
-    for (const row of [added.at(-1), added[0]]) row?.scrollIntoView({ block: 'nearest' })
+    if (!added[0] || isInSight(added[0])) return
+    for (const row of [added.at(-1)!, added[0]]) row.scrollIntoView({ block: 'nearest' })
   }, [asking])
   if (!children.length && !lanes.size && !asking) return null
   return (
@@ -50,7 +56,13 @@ export function Children({ loom }: { loom: OpenLoom }) {
         </ul>
       )}
       {(lanes.size > 0 || asking > 0) && (
-        <section ref={section} class="lanes" aria-label="Growing" style={{ '--lanes': lanes.size + asking }}>
+        <section
+          ref={section}
+          class="lanes"
+          aria-label="Growing"
+          data-growing={asking > 0 || isGrowing.value || undefined}
+          style={{ '--lanes': lanes.size + asking }}
+        >
           {[...children.filter((each) => lanes.has(each)), ...gone].map((each) => (
             <Lane key={each} loom={loom} lane={lanes.get(each)!} k={order.indexOf(each) + 1} />
           ))}
@@ -61,6 +73,16 @@ export function Children({ loom }: { loom: OpenLoom }) {
       )}
     </div>
   )
+}
+
+function growsBelow(lane: LaneState, parent: number): boolean {
+  lane.version.value
+  return lane.parent === parent && !lane.isOver
+}
+
+function isInSight(element: Element): boolean {
+  const [own, pane] = [element, element.closest('.reading')!].map((each) => each.getBoundingClientRect())
+  return own!.top >= pane!.top && own!.bottom <= pane!.bottom
 }
 
 /** Lanes below the current node that grow, or have ended since the user arrived; failed ones stay. */

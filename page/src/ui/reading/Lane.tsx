@@ -1,4 +1,4 @@
-/** One branch: its last lines in a fixed height while it grows, then all of its text. */
+/** One branch: its last lines in a fixed height while branches grow, then all of its text. */
 import { Copy, RotateCcw, Square, X } from 'lucide-preact'
 import { useState } from 'preact/hooks'
 import { emptyLabel } from '../../model/label'
