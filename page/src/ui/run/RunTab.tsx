@@ -3,7 +3,7 @@ import { ChevronLeft, ChevronRight, Lightbulb } from 'lucide-preact'
 import { useEffect } from 'preact/hooks'
 import { api } from '../../api/client'
 import { type Cost, costOf } from '../../model/run'
-import { formatCount } from '../../model/words'
+import { formatCount, plural } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import type { LiveRun } from '../../state/searches'
 import { askStrategies, strategyTitle } from '../../state/strategies'
@@ -66,7 +66,7 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
         <Gauge name="Seconds" spent={spent.seconds} max={budget('budget_s')} digits={1} />
         <p class="caption" data-varies>
           {[
-            spent.candidates ? `${formatCount(spent.candidates)} candidates` : '',
+            spent.candidates ? plural(spent.candidates, 'candidate') : '',
             isRunning && growing ? `${growing} growing` : '',
             spent.stopped ? STOPPED[spent.stopped] : '',
           ]
