@@ -112,7 +112,9 @@ def test_author_note_and_memory_of_mikupad_are_in_the_loom(desk: Desk, page: Pag
     assert desk.nodes()[0]["text"].endswith("A")
 
 
-def test_file_that_is_not_text_is_refused_without_an_offer(desk: Desk, page: Page) -> None:
+def test_import_of_a_file_that_is_not_text_shows_an_error_without_an_offer(
+    desk: Desk, page: Page
+) -> None:
     desk.watch.allow("status of 4")
     dialog = choose(page, "story.docx", b"PK\x03\x04\x14\x00\x06\x00\xff\xfe")
     expect(dialog.locator(".error")).to_contain_text("It is not a text file.")

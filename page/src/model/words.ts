@@ -38,12 +38,12 @@ export function shortName(model: string): string {
 /** A loom's title as typed; without one its name, which its address has. */
 export const titleOf = (loom: { name: string; title?: string | undefined }): string => loom.title || loom.name
 
-/** A probability as a number of a field in per cent. */
+/** A probability as text for a field in per cent: 0.25 → "25". */
 export const inPercent = (p: number): string => String(Number((100 * p).toPrecision(6)))
 
 export const averageProbability = (p: number): string => `avg. probability ${probability(p)}`
 
-/** A title with the first number from 2 that no other title has: "Capital of Italy (2)". */
+/** The title with the first free number from 2, in place of a number that it has: "Capital of Italy (2)". */
 export function numberedTitle(title: string, taken: readonly string[]): string {
   const base = title.replace(/ \(\d+\)$/, '')
   let n = 2

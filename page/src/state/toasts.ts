@@ -57,7 +57,7 @@ export function withdrawUndo(rev: number): void {
   if (left.length < toasts.peek().length) toasts.value = left
 }
 
-/** Remove the errors of a loom that is left. */
+/** Remove all errors. Called when the user leaves a loom. */
 export function dismissErrors(): void {
   toasts.value = toasts.peek().filter((each) => each.kind !== 'error')
 }

@@ -90,9 +90,11 @@ class Matcher(ABC):
         Args:
             bits: int32 [n_words(V)], overwritten; bits from V on are undefined.
             banned: tokens that the caller never draws. The mask may still have them. But if the
-                grammar forces a text, the mask allows a tokenization of it without them.
-            biased: tokens with a finite bias. If the grammar forces a text whose usual tokens have
-                some of them, the mask allows all tokenizations of the text.
+                grammar forces a text, the mask allows a tokenization of it without them. If there
+                is none, it allows nothing.
+            biased: tokens with a finite bias. In a forced text, the usual tokens before the first
+                of these stay forced. From there the mask allows all tokenizations without banned
+                tokens.
         """
 
     @abstractmethod

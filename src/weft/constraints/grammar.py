@@ -381,7 +381,10 @@ class GrammarMatcher(Matcher):
         return list(takewhile(bool, spelled))
 
     def _cuts(self, tokens: Sequence[int], avoided: Set[int]) -> tuple[bytes, Cuts]:
-        """Return the forced text, and its tokenizations without the avoided tokens."""
+        """Return the forced text, and its shortest tokenizations without the avoided tokens.
+
+        The text may go on after `tokens`, because a token may cross their end.
+        """
         spelled = self._spelled(tokens)
         text = b"".join(spelled)
         goal = len(text)

@@ -243,7 +243,10 @@ def _names_elsewhere(name: str) -> str:
 
 
 def _split_size(name: str) -> tuple[str, str]:
-    """Split llama3.2:1b or llama3.2-1b-instruct into the family and the tag with the size."""
+    """Split llama3.2:1b or llama3.2-1b-instruct into the family and the tag with the size.
+
+    Without a tag, return the name and an empty string.
+    """
     match = re.fullmatch(r"(.+?)(?::|-(?=[\d.]*\d[bm]\b))(.+)", name)
     return (match[1], match[2]) if match else (name, "")
 
@@ -255,14 +258,20 @@ def _family_ids(family: str) -> dict[str, str]:
 
 
 def _id_for_tag(by_size: dict[str, str], tag: str) -> str:
-    """Return the Hub id for an Ollama tag, such as 1b or 1b-instruct-q4_0; "" if unknown."""
+    """Return the Hub id for an Ollama tag, such as 1b or 1b-instruct-q4_0; "" for an unknown size.
+
+    A tag without a size, such as latest, gives the first id of `by_size`.
+    """
     size = tag.partition("-")[0]
     names_size = size in by_size or re.fullmatch(r"[\d.x]*\d[bm]", size)
     return by_size.get(size, "") if names_size else next(iter(by_size.values()))
 
 
 def _near_hub_ids(name: str) -> list[str]:
-    """Return known Hub ids that, without the organisation, contain `name` or are similar to it."""
+    """Return up to `_NEAR` known Hub ids that are similar to `name`, without the organisation.
+
+    If `name` has a hyphen, ids that contain it come first.
+    """
     ids = [hub_id for family in _FAMILIES for hub_id in _family_ids(family).values()]
     short = {hub_id.rpartition("/")[2].lower(): hub_id for hub_id in ids}
     parts = [each for each in short if "-" in name and name in each]

@@ -51,7 +51,10 @@ def answer_text(text: str) -> str | None:
 
 
 def written_answer(read: Extract, text: str) -> Hashable | None:
-    """Return the answer in a text as it is written; `answer_text` compares it in lower case."""
+    """Return the answer in a text for display, in the case that `answer_text` drops.
+
+    Any other `read` returns what is shown.
+    """
     answer = read(text)
     if read is not answer_text or answer is None:
         return answer

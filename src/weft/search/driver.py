@@ -283,7 +283,9 @@ class Search:
     def _is_cut_short(self, best: Heddle, depth: int) -> bool:
         """Return True if the constraint ended the best path before the maximum depth.
 
-        False if another path reached that depth. depth: maximum number of lines of a path.
+        False if another path reached that depth, or if the best path is solved or has an answer.
+
+        depth: maximum number of lines of a path.
         """
         texts = self.constrained_texts
         if texts is None or self.is_solved(best) or best.meta.get("answer"):

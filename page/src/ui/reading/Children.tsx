@@ -75,11 +75,13 @@ export function Children({ loom }: { loom: OpenLoom }) {
   )
 }
 
+/** Return true if the lane grows directly below a node. Reading `version` subscribes to changes of the lane. */
 function growsBelow(lane: LaneState, parent: number): boolean {
   lane.version.value
   return lane.parent === parent && !lane.isOver
 }
 
+/** Return true if all of the element’s height is visible in the pane. */
 function isInSight(element: Element): boolean {
   const [own, pane] = [element, element.closest('.reading')!].map((each) => each.getBoundingClientRect())
   return own!.top >= pane!.top && own!.bottom <= pane!.bottom

@@ -138,6 +138,7 @@ def _banned(biases: Iterable[tuple[int, float]]) -> frozenset[int]:
 
 
 def _biased(biases: Iterable[tuple[int, float]]) -> frozenset[int]:
+    """Return the tokens with a bias that is neither 0 nor -inf."""
     return frozenset(token for token, bias in biases if bias not in (0, -math.inf))
 
 
