@@ -177,7 +177,7 @@ def test_node_is_pinned_and_unpinned_by_command_panel_gauge_and_menu(
         panel.get_by_role("button", name="Move to host memory").click()
         expect(panel).to_contain_text("in host memory, copied back when needed")
         panel.get_by_role("button", name="Pin", exact=True).click()
-        expect(panel).to_contain_text("in memory")
+        expect(panel).to_contain_text("cached")
         panel.get_by_role("button", name="Unpin").click()
         expect(panel.get_by_role("button", name="Free memory")).to_be_enabled()
         if width > 800:
