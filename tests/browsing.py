@@ -173,6 +173,11 @@ class Desk:
         assert answer.status_code < 300, answer.text
         return answer.json()
 
+    def add_model(self, name: str) -> None:
+        """Load the embedded model under another name, unless the server has it already."""
+        if name not in {each["id"] for each in self.ask("GET", "/models")["data"]}:
+            self.ask("POST", "/models", json={"source": "tiny", "id": name, "wait": True})
+
     def of(self, path: str = "") -> str:
         return f"/looms/{self.loom['id']}{path}"
 

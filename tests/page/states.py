@@ -250,8 +250,7 @@ def compared(stage: Stage) -> None:
 @state(pane="")
 def grow_with(stage: Stage) -> None:
     desk = stage.serve()
-    body = {"source": "tiny", "id": "org/Second-Instruct", "wait": True}
-    desk.ask("POST", "/models", json=body)
+    desk.add_model("org/Second-Instruct")
     desk.open_loom(n=2)
     desk.press("w")
     desk.page.locator("dialog .model-checks li").nth(1).wait_for()

@@ -147,7 +147,7 @@ def test_another_system_prompt_begins_a_new_chat_and_keeps_the_old_one(
 
 
 def test_a_new_loom_gets_the_chosen_model(desk: Desk, page: Page) -> None:
-    desk.ask("POST", "/models", json={"source": "tiny", "id": "org/Second-Instruct", "wait": True})
+    desk.add_model("org/Second-Instruct")
     try:
         page.goto("/")
         choice = page.get_by_role("combobox", name="Model")

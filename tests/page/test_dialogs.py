@@ -42,9 +42,8 @@ def remove_many(desk: Desk) -> None:
 
 
 def grow_with(desk: Desk) -> None:
-    body = {"source": "tiny", "id": "org/Second-Instruct", "wait": True}
-    desk.ask("POST", "/models", json=body)
-    desk.page.reload()
+    desk.add_model("org/Second-Instruct")
+    desk.reload()
     desk.until(lambda: desk.current == 4, "the page is loaded")
     desk.press("w")
 
@@ -133,8 +132,8 @@ def unpin(desk: Desk) -> Locator:
 
 
 def unload_model(desk: Desk) -> Locator:
-    desk.ask("POST", "/models", json={"source": "tiny", "id": "org/Third", "wait": True})
-    desk.page.reload()
+    desk.add_model("org/Third")
+    desk.reload()
     desk.until(lambda: desk.current == 4, "the page is loaded")
     desk.press("M")
     return desk.page.locator("dialog .models li", has_text="Third").get_by_role("button")

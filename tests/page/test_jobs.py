@@ -281,7 +281,7 @@ def test_message_is_answered_in_a_chat_with_a_system_prompt(
 
 def test_switched_model_grows_the_next_branches(desk: Desk, page: Page, hands: Hands) -> None:
     other = "org/Second-Instruct"
-    desk.ask("POST", "/models", json={"source": "tiny", "id": other, "wait": True})
+    desk.add_model(other)
     try:
         desk.sets(n=1, max_tokens=8)
         desk.open_loom()

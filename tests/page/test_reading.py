@@ -216,10 +216,10 @@ def test_any_text_is_shown_unchanged(desk: Desk, page: Page, text: str) -> None:
 
 
 def test_long_model_name_has_room_in_a_wide_margin(desk: Desk, page: Page) -> None:
-    body = {"source": "tiny", "id": "org/SmolLM2-135M-Instruct", "wait": True}
-    desk.ask("POST", "/models", json=body)
+    model = "org/SmolLM2-135M-Instruct"
+    desk.add_model(model)
     desk.make()
-    desk.grow(n=1, max_tokens=6, model=body["id"])
+    desk.grow(n=1, max_tokens=6, model=model)
     page.set_viewport_size({"width": 1920, "height": 1080})
     desk.visit(1)
     name = page.locator(".note .who", has_text="SmolLM2-135M-Instruct")

@@ -100,7 +100,7 @@ def test_rounds_of_an_ended_search_are_stepped_through(desk: Desk, page: Page) -
     panel.get_by_role("button", name="Go to the answer").click()
     assert desk.current == run["result"]["best"]
     # The server remembers it, so does the page.
-    page.reload()
+    desk.reload()
     expect(panel).to_contain_text(f"Round {last} of {last}")
     expect(panel).to_contain_text(run["result"]["answer"])
 

@@ -119,7 +119,7 @@ def test_hints_appear_once(desk: Desk, page: Page) -> None:
     expect(note).to_contain_text("“Reused” counts tokens that were in the cache")
     note.get_by_role("button").click()
     expect(note).to_have_count(0)
-    page.reload()
+    desk.reload()
     desk.press("g")
     desk.wait_grown()
     expect(note).to_have_count(0)

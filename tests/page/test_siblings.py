@@ -46,7 +46,7 @@ def test_siblings_are_sorted_in_list_outline_and_keys(desk: Desk, page: Page) ->
     page.evaluate("document.activeElement.blur()")
     desk.press("1", "ArrowDown")
     assert desk.current == lowest_first[1]
-    page.reload()
+    desk.reload()
     desk.row(lowest_first[0]).wait_for()
     desk.press("r")
     page.get_by_role("list", name="Children").wait_for()
