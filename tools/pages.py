@@ -90,7 +90,7 @@ def command_page() -> str:
         "",
         *_PIPES,
         "",
-        "| verb | does |",
+        "| command | does |",
         "| --- | --- |",
         *(f"| [`weft {verb}`](#weft-{verb}) | {what} |" for verb, what in verbs.items()),
         *_help("weft", []),
@@ -151,9 +151,9 @@ def engines_page() -> str:
         "`weft doctor` shows which engines are installed. An empty cell means no: the call raises",
         "`Unsupported`. [Write an engine](write-an-engine.md).",
         "",
-        "*Steps*: the engine returns all logits after each token. Branches, `next`, AsyncLM and",
-        "Weft's own constraints need them. `remote` generates full sequences, and has steps only",
-        "on [a vLLM server](remote.md#what-works) with `steps=yes`.",
+        "*Single steps*: the engine returns all logits after each token. Branches, `next`, AsyncLM",
+        "and Weft's own constraints need them. `remote` generates full sequences, and has single",
+        "steps only on [a vLLM server](remote.md#what-works) with `steps=yes`.",
         "",
         "| engine | takes | install |",
         "| --- | --- | --- |",
@@ -276,7 +276,7 @@ def _error_rows() -> Iterator[str]:
         summary = (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")
         if kind is MemoryError:
             summary = "Python's own, or the device's: no memory is left."
-        hint = outcome.hint.format(verb="VERB")
+        hint = outcome.hint.format(verb="COMMAND")
         http = f"{outcome.status} `{outcome.code}`"
         yield f"| `{kind.__name__}` | {summary} | {outcome.exit_code} | {http} | {hint} |"
 
