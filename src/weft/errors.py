@@ -71,7 +71,7 @@ class EngineError(WeftError):
 
 
 class EngineUnavailable(EngineError, ImportError):
-    """The engine cannot run: its package is missing or broken, or its server does not answer."""
+    """The engine cannot run: its package or, at load, its server is missing or broken."""
 
 
 class ModelLoadError(EngineError):
@@ -83,7 +83,7 @@ class Unsupported(EngineError, NotImplementedError):
 
 
 class ForwardError(EngineError):
-    """A model call failed. Every ticket of that step gets this error; the step has no effect."""
+    """A model call failed. All its callers get this error; the step has no effect."""
 
 
 class CapacityError(WeftError):
@@ -138,7 +138,7 @@ class TreeError(WeftError):
 
 
 class StaleHandle(TreeError):
-    """The handle was used after close, prune or removal."""
+    """An LM, node or branch was used after it was closed, removed or pruned."""
 
 
 class HasChildren(TreeError):
@@ -146,7 +146,7 @@ class HasChildren(TreeError):
 
 
 class NotAChild(TreeError, ValueError):
-    """The node is no child of the node to remove it from."""
+    """`remove_child` got a node that is not a child."""
 
 
 class Terminal(TreeError):
@@ -247,7 +247,7 @@ class QueueFull(WeftError):
 
 
 class Unreachable(WeftError, ConnectionError):
-    """No server answers at that address, or the connection broke during a response."""
+    """No Weft server answers the client or command, or the connection broke during a response."""
 
 
 class Cancelled(WeftError):
@@ -255,7 +255,7 @@ class Cancelled(WeftError):
 
 
 class BatchAbandoned(Cancelled, RuntimeError):
-    """The batch of this work was abandoned."""
+    """`reset_async_queries` cancelled the query."""
 
 
 _NO_MEMORY = (

@@ -131,7 +131,8 @@ OwnModel = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="The loom's model, if it was moved; takes the same values as weft run -m.",
+        help="Where the loom's model is now, if its files were moved; takes the same values as "
+        "weft run -m.",
         show_default="the loom's",
         autocompletion=complete_models,
     ),

@@ -52,7 +52,9 @@ def run(
     system: options.System = None,
     continues: Annotated[
         bool,
-        typer.Option("-c", "--continue", help="Send the prompt to the node last read or grown."),
+        typer.Option(
+            "-c", "--continue", help="Continue the node last read or grown with the prompt."
+        ),
     ] = False,
     loom: options.Loom = None,
     interactive: options.Interactive = False,
@@ -177,7 +179,7 @@ def grow(
         int | None,
         typer.Option(
             "--note-depth",
-            help="Messages after the note in a chat, line breaks after it in other text.",
+            help="Messages after the note in a chat, lines after it in other text.",
             show_default=f"{DEPTH}",
         ),
     ] = None,
@@ -190,8 +192,8 @@ def grow(
 ) -> None:
     """Grow more branches from a node.
 
-    Options default to the values with which the node was generated; the seed is new.
-    A temperature of 0 becomes the model's default.
+    An option that is not given has the value with which the node was generated, or else the
+    default below. The seed is new, and a node's temperature of 0 becomes the model's default.
     """
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
     sampling = {**sampling, **more, **options.constraint(min_tokens=min_tokens)}

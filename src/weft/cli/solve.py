@@ -115,7 +115,7 @@ Answer = Annotated[
     typer.Option(
         "--answer",
         help="Read the answer in a text: last_number, last_line, or a regular expression.",
-        show_default="the answer after 'Answer:', else a short last line",
+        show_default="the last number after 'answer is' or 'Answer:', else a short last line",
     ),
 ]
 JudgePrompt = Annotated[
@@ -135,7 +135,7 @@ Resume = Annotated[
     typer.Option(
         "--resume",
         help="Save the search to this file after each round. If the file exists, the search "
-        "continues from it, and the prompt and numbers can be omitted.",
+        "continues from it, and PROMPT, -b and -n can be omitted.",
         show_default=False,
         dir_okay=False,
     ),

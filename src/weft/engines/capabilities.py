@@ -143,7 +143,7 @@ BASE = frozenset({"numpy", "remote"})
 
 # Lines of the table: title, field of `Capabilities`.
 ROWS: tuple[tuple[str, str], ...] = (
-    ("steps, full-vocabulary logprobs", "steps"),
+    ("single steps, full-vocabulary logprobs", "steps"),
     ("raw logits", "raw_logits"),
     ("log-probabilities of given text", "scoring"),
     ("continues from the middle of an answer", "continues"),

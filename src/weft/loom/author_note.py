@@ -30,8 +30,8 @@ class AuthorNote:
 
     Attributes:
         text: the note.
-        depth: in a chat, the number of messages after the note; in other text, the number of line
-            breaks. 0 is the end of the context.
+        depth: in a chat, the number of messages after the note; in other text, the number of lines.
+            0 is the end of the context.
 
     Raises: ConfigError for an empty text or a negative depth.
     """

@@ -120,7 +120,7 @@ class Strategy:
 
 
 _LEVEL, _ROUND = "paths kept per level", "nodes expanded per round"
-_KINDS = "proposals of each kind per node"
+_KINDS = "lines continued, and lines suggested, per node"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
 # Default strategies for a prompt that states a known task, and for any other. For an unknown task
 # only the likelihood scores steps, and it does not measure whether an answer is right.
@@ -158,7 +158,7 @@ STRATEGIES: dict[str, Strategy] = {
             call="tot",
             asks=True,
             fixed={"order": "dfs"},
-            breadth=Count(_LEVEL, ("breadth",), 5),
+            breadth=Count("children continued per node", ("breadth",), 5),
             n=_PROPOSALS,
         ),
         Strategy(

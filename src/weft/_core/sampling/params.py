@@ -595,7 +595,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     ),
     "xtc_threshold": Parameter(
         partial(check_number, low=0.0, high=1.0),
-        flag=Flag(float, ("--xtc-threshold",), "The probability of a top choice."),
+        flag=Flag(float, ("--xtc-threshold",), "Tokens at least this likely are top choices."),
     ),
     "repetition_penalty": Parameter(
         partial(check_number, low=0.0, open_low=True),

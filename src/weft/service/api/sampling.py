@@ -53,7 +53,10 @@ class SamplingFields(RequestModel):
         description="Share of draws that drop all top choices but the least likely; 0: none.",
     )
     xtc_threshold: float | None = Field(
-        default=None, ge=0, le=1, description="Probability of a top choice; default 0.1."
+        default=None,
+        ge=0,
+        le=1,
+        description="Tokens at least this likely are top choices; default 0.1.",
     )
     repetition_penalty: float | None = Field(
         default=None,

@@ -142,7 +142,9 @@ class OpenAISampling(ProtocolRequest):
     xtc_probability: Finite | None = Field(
         None, description="Share of draws that exclude the top choices; 0: none."
     )
-    xtc_threshold: Finite | None = Field(None, description="Probability of a top choice.")
+    xtc_threshold: Finite | None = Field(
+        None, description="Tokens at least this likely are top choices."
+    )
     dry_multiplier: Finite | None = Field(
         None, description="Penalty on continuing a repeated sequence; 0: none."
     )
