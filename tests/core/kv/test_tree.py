@@ -479,3 +479,33 @@ def test_fragment_that_cannot_be_split_keeps_its_own_slots() -> None:
     assert slots(tree, end) == [(token, token - 1) for token in range(1, 5)]
     assert not children[0].node.resident
     tree.check()
+
+
+def test_slots_that_cannot_be_attached_to_a_child_are_freed() -> None:
+    """A leaf grew by what it computed for its child, and meanwhile another child came."""
+    kv = ListFragments()
+    broken = BrokenFragments(kv, "attach", 1)
+    tree = TokenTree(broken)
+    end = compute(tree, kv, [1, 2, 3, 4])
+    leaf = end.node
+    children = [tree.pin(tree.cut(tree.extend(end, more))) for more in ([5, 6], [7])]
+    assert leaf.fragment is not None
+    kv.write(leaf.fragment, [5, 6], 4)
+    with pytest.raises(MemoryError):
+        tree.absorb_chunk(leaf, children[0])
+    assert slots(tree, end) == [(token, token - 1) for token in range(1, 5)]
+    assert kv.usage().slots == 4
+    assert not children[0].node.resident
+    tree.check()
+
+
+def test_leaf_whose_spare_slots_cannot_be_released_keeps_its_kv() -> None:
+    kv = ListFragments()
+    tree = TokenTree(BrokenFragments(kv, "settle", 0))
+    leaf, end = grown(kv, tree)
+    tree.absorb_chunk(leaf.node, end)
+    assert tree.budget.growing == 1
+    tree.finalize_leaves()
+    assert tree.budget.growing == 0
+    assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
+    tree.check()

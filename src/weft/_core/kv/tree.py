@@ -462,8 +462,7 @@ class TokenTree:
         """
         assert self.fragments is not None and leaf.fragment is not None
         last = node_at(*end)
-        if last.fragment is None and end.depth < last.end:
-            last = self.split(last, end.depth)
+        assert last.fragment is not None or end.depth == last.end  # no join while it is in flight
         chain, below = list[Node](), last
         while below is not leaf and below.parent is not None:
             chain.append(below)
@@ -507,8 +506,6 @@ class TokenTree:
 
     def _absorb(self, leaf: Node, node: Node) -> None:
         """Merge the absent only child `node` into `leaf`, whose fragment has the child's slots."""
-        if node.host is not None:
-            self.host.free(node)
         self.budget.absorb(leaf, node)
         if node.logits_rows:
             move_logits_rows(node, leaf, node.end)
