@@ -126,10 +126,9 @@ class Admission:
         tree, budget = self.tree, self.tree.budget
         for node in tree.host.evict_excess():
             tree.forget(node)
-        while budget.resident - budget.pinned > n_slots:
-            victim = tree.queue.pop(is_evictable)
-            if victim is None:
-                return
+        while budget.resident - budget.pinned > n_slots and (
+            victim := tree.queue.pop(is_evictable)
+        ):
             tree.drop(victim, offload=True)
 
     # Slots for the next step ------------------------------------------------------------------
