@@ -380,6 +380,28 @@ def test_clone_counts_on_its_own() -> None:
     assert sampler().clone().history is None
 
 
+def test_active_filters_of_a_batch_are_those_of_any_sampler_and_dry() -> None:
+    plain = [sampler(temperature=0.7), sampler(repetition_penalty=1.2)]
+    filtered = [sampler(top_p=0.9), sampler(top_p=0.8, min_p=0.1)]
+    dry = sampler(dry_multiplier=1.0)
+    assert BatchSampler(plain).active_filters == set()
+    assert BatchSampler([*plain, *filtered]).active_filters == {"top_p", "min_p"}
+    assert BatchSampler([*plain, dry]).active_filters == {"dry_multiplier"}
+
+
+def test_mask_of_allowed_tokens_has_a_row_of_bits_for_each_sampler() -> None:
+    params = SamplingParams()
+    chains = [Sampler(params, stream_of(7, (0,)), allowing([3, 64], 70)), sampler(1)]
+    batch = BatchSampler(chains)
+    batch.prepare(70)
+    mask = batch.allowed(70)
+    assert mask is not None
+    bits = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :70]
+    assert np.flatnonzero(bits[0]).tolist() == [3, 64]
+    assert bits[1].all()
+    assert BatchSampler([sampler(1)]).allowed(70) is None
+
+
 def test_empty_batch_draws_nothing() -> None:
     batch = DrawBatch(np.zeros(0, dtype=np.int64), BatchSampler([]), np.zeros(0, dtype=np.uint64))
     got = batch.sampler.draw(logits_of(1, 4), batch.rows, batch.positions)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from core.sampling import naive
-from weft._core.sampling.metrics import BufferPool, log_softmax, moments, score
+from weft._core.sampling.metrics import BufferPool, log_softmax, moments, score, score_span
+from weft.engines.base import ScoreSpan
 from weft.errors import ForwardError
 
 
@@ -72,6 +73,13 @@ def test_score_agrees_with_sorting_everything(top: int) -> None:
     assert np.allclose(answer.logprobs, log_softmax(logits)[np.arange(6), targets], atol=1e-5)
     expected = np.take_along_axis(log_softmax(logits), answer.top_ids, axis=1)
     assert np.allclose(answer.top_logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", [-1, 300])
+def test_score_of_a_target_outside_the_vocabulary_raises(target: int) -> None:
+    logits = some_logits(2, 300)
+    with pytest.raises(ForwardError, match="ids are 0 to 299"):
+        score_span(ScoreSpan(0, (7, target), 0), 300, lambda first, last: logits[first:last])
 
 
 def test_moments_with_reused_memory_are_the_same_and_input_is_unchanged() -> None:
