@@ -77,6 +77,20 @@ def in_a_fork(work: Callable[[], list[str]]) -> list[str]:
 # Who steps ------------------------------------------------------------------------------------
 
 
+def test_start_without_memory_for_a_thread_raises_and_the_next_one_succeeds(make: MakeRig) -> None:
+    engine = Threads()
+    rig = make(engine=engine)
+    size = threading.stack_size(1 << 50)
+    try:
+        with pytest.raises(RuntimeError, match="start new thread"):
+            rig.driver.start()
+    finally:
+        threading.stack_size(size)
+    rig.driver.start()
+    rig.drive(logits_item(rig, [1]))
+    assert engine.threads.isdisjoint({threading.get_ident()})
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_call_in_a_forked_process_raises_that_the_thread_is_of_its_parent(make: MakeRig) -> None:
     """The call would wait forever: no thread runs the step or releases the lock."""
