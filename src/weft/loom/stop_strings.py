@@ -34,12 +34,12 @@ class StopStrings:
     Cost: for each stop string one search in the new bytes and a tail shorter than the longest one.
     """
 
-    __slots__ = ("_longest", "_stops", "_tail", "_unwatched")
+    __slots__ = ("_n_tail", "_stops", "_tail", "_unwatched")
 
     def __init__(self, stops: tuple[str, ...], constraint: Constraint | None = None) -> None:
         self._unwatched = 0 if constraint is None else constraint.min_tokens
         self._stops = tuple((stop, stop.encode()) for stop in stops)
-        self._longest = max((len(encoded) for _, encoded in self._stops), default=0)
+        self._n_tail = max((len(encoded) - 1 for _, encoded in self._stops), default=0)
         self._tail = b""
 
     def push(self, piece: bytes) -> str | None:
@@ -47,20 +47,25 @@ class StopStrings:
 
         If they complete several, return the one that ends first; if several end there, the longest.
         """
-        if not self._stops:
-            return None
+        tail, self._unwatched = self._tail, self._unwatched - 1
+        window = tail + piece
+        self._tail = window[-self._n_tail :] if self._n_tail else b""
+        if self._unwatched < 0:
+            for _, encoded in self._stops:
+                if encoded in window:
+                    return self._first_match(window, len(tail))
+        return None
+
+    def _first_match(self, window: bytes, n_tail: int) -> str | None:
+        """Return the first stop string that ends in the piece; None if all end in the tail."""
         # window:  tail (searched before) │ piece        a match must end in the piece
-        n_tail = len(self._tail)
-        window = self._tail + piece
         matches: list[tuple[int, int, str]] = []
         for stop, encoded in self._stops:
             size = len(encoded)
             at = window.find(encoded, max(0, n_tail - size + 1))
             if at >= 0:
                 matches.append((at + size, -size, stop))
-        self._tail = window[max(0, len(window) - self._longest + 1) :]
-        self._unwatched -= 1
-        return min(matches)[2] if matches and self._unwatched < 0 else None
+        return min(matches)[2] if matches else None
 
 
 class StopWatcher:
