@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
@@ -243,15 +243,15 @@ def test_error_of_the_driver_thread_wakes_all_callers(
 def test_no_step_runs_after_a_close(make: Make) -> None:
     lm = make("numpy")
     (ticket,) = lm.submit([Extend(lm.place(prompt_ids(lm)))])
-    turn = lm.driver._stepping_turn
+    in_turn = lm.driver._in_turn
 
-    def close_first() -> AbstractContextManager[None]:
-        lm.driver._stepping_turn = turn  # type: ignore[method-assign]
+    def close_first(work: Callable[[], Any]) -> Any:
+        lm.driver._in_turn = in_turn  # type: ignore[method-assign]
         lm.driver.close()
         lm.scheduler.submit([Extend(lm.tree.hold(lm.tree.root()), [5])])  # overtaken by the close
-        return turn()
+        return in_turn(work)
 
-    lm.driver._stepping_turn = close_first  # type: ignore[method-assign, assignment]
+    lm.driver._in_turn = close_first  # type: ignore[method-assign, assignment]
     lm.drive([ticket])
     with pytest.raises(Cancelled):
         ticket.result()

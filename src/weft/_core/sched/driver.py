@@ -12,10 +12,10 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import wraps
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ...errors import StaleHandle
 from .jobs import Job
@@ -48,7 +48,8 @@ class Channel:
     def put(self, event: Any) -> None:
         """Add an event and wake the reader. Any thread may call it."""
         self._events.append(event)
-        self.notify()
+        if self.waiter is not None:
+            self.notify()
 
     def notify(self, _ticket: Ticket | None = None) -> None:
         """Wake the task that awaits the next event, if there is one. Any thread may call it."""
@@ -58,10 +59,8 @@ class Channel:
 
     def drain(self) -> list[Any]:
         """Remove and return all events."""
-        out = []
-        while self._events:
-            out.append(self._events.popleft())
-        return out
+        take = self._events.popleft  # the only reader: other threads add events meanwhile
+        return [take() for _ in range(len(self._events))]
 
 
 class Driver:
@@ -147,12 +146,15 @@ class Driver:
         if not self._may_step_inline():
             self._wait(is_done)
             return
+
+        def step() -> None:
+            if not is_done():  # the LM may have been closed meanwhile
+                self.scheduler.step()
+
         done = is_done()
         with deferred_interrupt() as check:
             while not done and self._thread is None:
-                with self._stepping_turn():
-                    if not is_done():  # the LM may have been closed meanwhile
-                        self.scheduler.step()
+                self._in_turn(step)
                 done = is_done()
                 check()
             if self._thread is not None:  # started meanwhile: waiting callers may be done already
@@ -172,11 +174,15 @@ class Driver:
 
     def _run_between_steps(self, work: Callable[[], Result]) -> Result:
         """Call `work` on this thread, while no step runs; return its value."""
-        with self._stepping_turn(), deferred_interrupt():
+
+        @deferred_interrupt()
+        def finish_and_work() -> Result:
             self.scheduler.finish_in_flight()
             with self.scheduler.lock:
                 self.scheduler.admission.pressure.relax()
-                value = work()
+                return work()
+
+        value = self._in_turn(finish_and_work)
         self._flush_loops()
         return value
 
@@ -227,9 +233,8 @@ class Driver:
                 future.set_exception(error)
         return any_run
 
-    @contextmanager
-    def _stepping_turn(self) -> Iterator[None]:
-        """Acquire the lock that lets one thread at a time step, for a `with` block.
+    def _in_turn(self, work: Callable[[], Result]) -> Result:
+        """Call `work` while no other thread steps; return its value.
 
         While the program exits, threads that may not step any more block here forever.
         """
@@ -238,11 +243,10 @@ class Driver:
             if self._may_step_at_exit() or threading.current_thread() is self._thread:
                 self._stepper = threading.get_ident()
                 try:
-                    yield
-                    return
+                    return work()
                 finally:
                     self._stepper = None
-        threading.Event().wait()  # forever: this is a daemon thread of a program that has ended
+        _block_forever()
 
     def _may_step_at_exit(self) -> bool:
         """Return True if the program is not exiting, or this is the exiting thread."""
@@ -278,7 +282,7 @@ class Driver:
             return False
         me = threading.get_ident()
         if _exit_thread is not None and not self.scheduler.engine.info.same_thread_only:
-            return True  # only the exiting thread steps now; others block in `_stepping_turn`
+            return True  # only the exiting thread steps now; others block in `_in_turn`
         with deferred_interrupt(), self._changed:
             if self._caller is None and not self.scheduler.engine.info.same_thread_only:
                 self._caller = me
@@ -381,11 +385,14 @@ class Driver:
 
     def _close_scheduler(self, last: Callable[[], None] | None) -> None:
         """Fail unfinished work, drop all KV, and call `last`."""
-        with self._stepping_turn():
+
+        def close() -> None:
             self.closed = True
             self.scheduler.close()
             if last is not None:
                 last()
+
+        self._in_turn(close)
 
     def _wake(self) -> None:
         """Wake the driver thread."""
@@ -398,14 +405,19 @@ class Driver:
         Called by the driver thread. Returns True if there was anything to do.
         """
         ran_tasks = self._run_tasks()
-        with self._stepping_turn():
-            if self.scheduler.is_idle:
-                return ran_tasks
-            try:
-                self.scheduler.step()
-            except (KeyboardInterrupt, SystemExit):  # raised by the engine; the tickets have it
-                _log.exception("the engine raised SystemExit; the step has failed")
+        if not self._in_turn(self._try_step):
+            return ran_tasks
         self._notify_all()
+        return True
+
+    def _try_step(self) -> bool:
+        """Run one step, whatever the engine raises; return False if the scheduler has no work."""
+        if self.scheduler.is_idle:
+            return False
+        try:
+            self.scheduler.step()
+        except (KeyboardInterrupt, SystemExit):  # raised by the engine; the tickets have it
+            _log.exception("the engine raised SystemExit; the step has failed")
         return True
 
     def _notify_all(self) -> None:
@@ -544,6 +556,12 @@ class Driver:
                 )  # no other thread uses this loop
         self._last_loop = weakref.ref(loop), bridge
         return bridge
+
+
+def _block_forever() -> NoReturn:
+    """Block this daemon thread of a program that has ended."""
+    while True:
+        threading.Event().wait()
 
 
 def _all_done(tickets: Sequence[Ticket]) -> bool:
