@@ -133,7 +133,9 @@ class SlotBudget:
         The budget may be exceeded afterwards (`is_exceeded`).
         """
         if length > tail.reserved:
-            self.set_reserved(tail, -(-length // self.growth) * self.growth)
+            reserved = -(-length // self.growth) * self.growth
+            self.tails += reserved - tail.reserved
+            tail.reserved = reserved
 
     def shrink_reservation(self, tail: Tail, length: int) -> None:
         """Release the slots of a tail beyond `length`, except slots that have KV.

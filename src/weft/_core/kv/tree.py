@@ -230,6 +230,11 @@ class TokenTree:
             self._retry()
         if self.pins.released:
             self._drain_pins()
+        if self.holds.released:
+            self._drain_holds()
+
+    def _drain_holds(self) -> None:
+        """Release holds whose places were garbage-collected."""
         for node in self.holds.drain():
             node.holds -= 1
             if not node.holds:

@@ -68,6 +68,9 @@ class DrawnToken(NamedTuple):
     kept: float | None = None
 
 
+_create_drawn = partial(tuple.__new__, DrawnToken)  # three times as fast as DrawnToken(…)
+
+
 @dataclass(slots=True)
 class DrawResult:
     """Drawn tokens, one per sampler, in the samplers' order.
@@ -99,8 +102,7 @@ class DrawResult:
             repeat(None) if kept is None else kept.tolist(),
             strict=False,
         )
-        create = partial(tuple.__new__, DrawnToken)  # three times as fast as DrawnToken(…)
-        return list(map(create, values))
+        return list(map(_create_drawn, values))
 
 
 @dataclass(slots=True)

@@ -150,8 +150,9 @@ class Admission:
         budget = self.tree.budget
         while True:
             reserve()
-            if budget.is_exceeded:
-                self.queues.sequences.close_idle()
+            if not budget.is_exceeded:
+                return True
+            self.queues.sequences.close_idle()
             if not budget.is_exceeded:
                 return True
             if in_flight:

@@ -104,8 +104,8 @@ class DecodePart(SequencePart):
         super().__init__(rows[0].adapter)
         self.runs = runs
         self._rows = rows
-        self._n_tokens = 0
-        self._positions: list[int] = []  # the position of each drawn token
+        self._n_tokens = len(rows)
+        self._positions = [row.position + 1 for row in rows]  # the position of each drawn token
         self._forced: dict[int, list[int]] = {}  # index of a run → forced tokens in its row
         self._known_next: set[int] = set()  # indices of runs whose next token is forced: no draw
         self._queues = queues
@@ -117,27 +117,28 @@ class DecodePart(SequencePart):
         self._drawing: list[int] | None = None  # indices of the runs that draw; None: all
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
-        for run, row in zip(runs, rows, strict=True):
+        for run in runs:
             run.outstanding += 1
-            if row.logits_at is LAST_LOGITS:  # the usual case: one token
-                self._n_tokens += 1
-                self._positions.append(row.position + 1)
-            else:
-                self._add_long_row(run, row, queues)
+        for number, row in enumerate(rows):
+            if row.logits_at is not LAST_LOGITS:  # unusual: more than one token
+                self._add_long_row(number, queues)
 
-    def _add_long_row(self, run: RunJob, row: Row, queues: JobQueues) -> None:
+    def _add_long_row(self, number: int, queues: JobQueues) -> None:
         """Count a row of more than one token, and take the run's forced tokens for it.
 
         Such a row has forced tokens, or the full path if the engine has no prefix caching.
+
+        number: the index of the row.
         """
-        self._n_tokens += row.n_tokens if queues.counts_full_rows else 1 + len(run.forced)
+        run, row = self.runs[number], self._rows[number]
+        self._n_tokens += row.n_tokens - 1 if queues.counts_full_rows else len(run.forced)
         if run.forced or run.deferred:
             if run.deferred:
-                self._known_next.add(len(self._positions))
+                self._known_next.add(number)
             forced = [*run.forced, *run.deferred[:1]]
-            self._forced[len(self._positions)] = forced
+            self._forced[number] = forced
             run.forced, run.deferred, run.n_forced = [], run.deferred[1:], len(forced)
-        self._positions.append(row.position + row.n_tokens)
+        self._positions[number] = row.position + row.n_tokens
 
     def rows(self) -> list[Row]:
         return self._rows
@@ -196,6 +197,7 @@ class DecodePart(SequencePart):
             drawn = self._expand_drawn()
         else:
             drawn = result.drawn()
+        forced, known_next = self._forced, self._known_next
         for number, (run, one) in enumerate(zip(self.runs, drawn, strict=True)):
             run.outstanding -= 1
             if run.future is not None:
@@ -204,12 +206,12 @@ class DecodePart(SequencePart):
                 if run.error is not None:
                     queues.fail(run, run.error)
                     continue
-                if self._forced and number in self._forced:
+                if number in forced:
                     run.n_forced = 0
-                    run.accept_forced(self, number, self._forced[number], queues)
+                    run.accept_forced(self, number, forced[number], queues)
                 if run.is_ending:
                     run.resolve_finished(queues)
-                elif not run.done and number not in self._known_next:
+                elif not run.done and number not in known_next:
                     run.accept(one, queues)
             except Exception as error:
                 queues.handle_error(run, error)

@@ -389,14 +389,15 @@ class RunJob(Job):
 
     def row(self, queues: JobQueues) -> Row:
         """Return the row for the next step: the last drawn token and the forced ones after it."""
-        sequence, tokens = self.sequence, self.sequence.tokens
+        sequence = self.sequence
+        tokens = sequence.tokens
         if self.future is not None:
             return sequence.row(queues.tree, self.future, len(tokens))
+        if not (self.forced or self.deferred):
+            return sequence.row(queues.tree, tokens[-1:], len(tokens) - 1)
         if sequence.tail is not None and self.forced:  # a lone run may have a single slot
             n = sequence.tail.reserved - sequence.tail.fragment.length - 1
             self.forced, self.deferred = self.forced[:n], [*self.forced[n:], *self.deferred]
-        if not (self.forced or self.deferred):
-            return sequence.row(queues.tree, tokens[-1:], len(tokens) - 1)
         scored = (ScoreSpan(0, (*self.forced, *self.deferred[:1])),)
         return sequence.row(queues.tree, (tokens[-1], *self.forced), len(tokens) - 1, scored)
 
@@ -470,22 +471,21 @@ class RunJob(Job):
 
         is_forced: the constraint allowed only this token.
         """
-        token, legal = drawn.token, drawn.legal_logmass
-        sampler, matcher = self.sampler, self.sampler.matcher
+        token, sampler = drawn.token, self.sampler
+        matcher = sampler.matcher
         if token >= 0:
             if sampler.needs_host and token not in self.stops:
                 sampler.accept(token)
-            if legal is not None and (
+            if drawn.legal_logmass is not None and (
                 matcher is None or (token in self.stops and matcher.must_end)
             ):
                 drawn = drawn._replace(legal_logmass=None)
             self._append_token(drawn, queues, is_forced=is_forced)
-            if matcher is None:
-                return
         elif matcher is None or token == BROKEN or not matcher.must_end:
             queues.fail(self, self._draw_error(token))
             return
-        self._end_if_must(queues)
+        if matcher is not None:
+            self._end_if_must(queues)
 
     def _end_if_must(self, queues: JobQueues) -> None:
         """End the run without a draw if the constraint allows only an end token."""
@@ -517,38 +517,31 @@ class RunJob(Job):
         sequence.tokens.append(token)
         if self.drafts is not None:
             self.drafts.push(token, is_forced=is_forced)
-        is_full = sequence.depth >= queues.n_ctx
-        is_last = is_full
+        is_last = False
         for member in self.members:
             item, state = member.item, member.state
-            state.tokens.append(token)
+            tokens = state.tokens
+            tokens.append(token)
             if logprob is not None:
                 state.logprobs.append(logprob)
             if entropy is not None:
                 state.entropies.append(entropy)
             if kept is not None and item.sampler.reports_kept:
                 state.kept.append(kept)
-            if len(state.tokens) >= item.max_tokens:
+            if len(tokens) >= item.max_tokens:
                 state.finish_reason = "length"
             if item.sink is not None:
-                self._call_sink(member)
-            is_last = is_last or state.finish_reason is not None
-        if is_full:
+                try:
+                    state.finish_reason = item.sink(state) or state.finish_reason
+                except Exception as error:
+                    member.ticket.resolve(error=error)
+                    state.finish_reason = "error"
+            if state.finish_reason is not None:
+                is_last = True
+        if sequence.base.depth + len(sequence.tokens) >= queues.n_ctx:
             self.end_all("context", queues)
         elif is_last:
             self.resolve_finished(queues)
-
-    def _call_sink(self, member: RunMember) -> None:
-        """Call a member's sink after a new token; its result or error may end the member."""
-        assert member.item.sink is not None
-        try:
-            reason = member.item.sink(member.state)
-        except Exception as error:
-            member.ticket.resolve(error=error)
-            member.state.finish_reason = "error"
-            return
-        if reason is not None:
-            member.state.finish_reason = reason
 
     def _draw_error(self, token: int) -> WeftError:
         """Return the error for a draw that gave no token.

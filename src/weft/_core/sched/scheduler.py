@@ -245,7 +245,7 @@ class Scheduler:
         self.admission.pressure.relax()
         n_transitions = self.queues.n_transitions
         n_events = self.drain_inbox()
-        if not self._waits_for_old_weights():
+        if self.queues.waiting and not self._waits_for_old_weights():
             n_events += self.admission.admit(may_evict=self.in_flight is None)
         if self.in_flight is None and self.queues.admitted:
             self.admission.offload_idle(self.engine.info.idle_slots)
@@ -374,17 +374,16 @@ class Scheduler:
             shares = self._commit_shares(max(n_step - used, min_prefill))
         if queues.speculation is not None and (runs or shares):
             drafts = self._plan_drafts(queues.speculation, runs, shares, n_step - min_prefill)
+        sequence_parts: list[SequencePart] = []
         if runs or shares:
             n_before, in_flight = queues.n_transitions, self.in_flight is not None
             reserve = partial(self._reserve, runs, drafts, shares, n_before)
             if not self.admission.reserve_slots(reserve, in_flight=in_flight):
                 return None
-        sequence_parts = (
-            [*self._decode_parts(runs, drafts), *self._commit_parts(shares, drafts)]
-            if runs or shares
-            else []
-        )
-        if self.queues.runs_full_paths:
+            sequence_parts = self._decode_parts(runs, drafts) if runs else []
+            if shares:
+                sequence_parts += self._commit_parts(shares, drafts)
+        if queues.runs_full_paths:
             n_recomputed = [part.n_tokens() - part.n_logits() for part in sequence_parts]
             self.counters.recomputed += sum(n_recomputed)
         parts: list[BatchPart] = [*sequence_parts]
@@ -436,7 +435,7 @@ class Scheduler:
             ready = heapq.nsmallest(budget, ready, key=lambda run: run.age)
         # Most runs are open already and have no constraint: skip the loop for them.
         begun = [
-            run for run in ready if run.sampler.matcher is not None or not run.sequence.is_open
+            run for run in ready if run.sampler.matcher is not None or run.sequence.pin is None
         ]
         spare = budget - self._n_budget_tokens(ready)
         for run in begun:
@@ -530,16 +529,18 @@ class Scheduler:
         if self.queues.n_transitions != n_before:
             runs[:] = [run for run in runs if run in self.queues.running]
             shares[:] = [share for share in shares if share[0] in self.queues.commits]
+        tree = self.tree
         for run in runs:
             n = 1 + len(run.forced)
             if drafts and run.sequence in drafts:
                 n += len(drafts[run.sequence].tokens)
-            run.sequence.reserve(self.tree, n)
+            run.sequence.reserve(tree, n)
         for job, numbers in shares:
+            sequences = job.item.sequences
             for number in numbers:
-                sequence = job.item.sequences[number]
+                sequence = sequences[number]
                 n = 1 + len(drafts[sequence].tokens) if drafts and sequence in drafts else 1
-                sequence.reserve(self.tree, n)
+                sequence.reserve(tree, n)
 
     def _decode_parts(self, runs: list[RunJob], drafts: Drafts) -> list[SequencePart]:
         """Return one DecodePart and one VerifyPart per LoRA adapter.
@@ -548,18 +549,19 @@ class Scheduler:
 
         drafts: draft tokens of some of the sequences.
         """
+        queues = self.queues
         by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
         verified: dict[str | None, list[VerifyRow]] = {}
         for run in runs:
             try:
                 if drafts and (draft := drafts.get(run.sequence)) is not None:
-                    entry = run.verify_row(draft, self.queues)
+                    entry = run.verify_row(draft, queues)
                     if entry is not None:
                         verified.setdefault(entry.row.adapter, []).append(entry)
                         continue
-                row = run.row(self.queues)
+                row = run.row(queues)
             except Exception as error:
-                self.queues.handle_error(run, error)
+                queues.handle_error(run, error)
                 continue
             of_name = by_name.get(row.adapter)
             if of_name is None:
@@ -567,9 +569,10 @@ class Scheduler:
             of_name[0].append(run)
             of_name[1].append(row)
         parts: list[SequencePart] = [
-            DecodePart(some, rows, self.queues) for some, rows in by_name.values()
+            DecodePart(some, rows, queues) for some, rows in by_name.values()
         ]
-        parts += [VerifyPart(entries, self.queues) for entries in verified.values()]
+        if verified:
+            parts += [VerifyPart(entries, queues) for entries in verified.values()]
         return parts
 
     def _commit_parts(self, shares: list[CommitShare], drafts: Drafts) -> list[SequencePart]:

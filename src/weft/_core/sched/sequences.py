@@ -50,19 +50,21 @@ class TokenSequence:
 
     lease: the lease of the branch that owns it; None without an owner.
 
+    pin: the pinned position of `base`; None if the sequence is closed.
+
     was_admitted: True if a job with this sequence was admitted before.
     """
 
     __slots__ = (
         "_epoch",
         "_ids",
-        "_pin",
         "_row",
         "base",
         "drafts",
         "job",
         "kept",
         "lease",
+        "pin",
         "tail",
         "tokens",
         "was_admitted",
@@ -77,7 +79,7 @@ class TokenSequence:
         self.job: Job | None = None
         self.lease: Lease | None = None
         self.was_admitted = False
-        self._pin: Cursor | None = None
+        self.pin: Cursor | None = None
         self._row: Row | None = None
         self._epoch = -1
         self._ids: list[int] = []  # of the path to `base`; only for engines that hide their KV
@@ -90,7 +92,7 @@ class TokenSequence:
     @property
     def is_open(self) -> bool:
         """True if its path is pinned."""
-        return self._pin is not None
+        return self.pin is not None
 
     def end(self) -> Place:
         """Return the place after its last token, which need not be in the tree."""
@@ -122,7 +124,7 @@ class TokenSequence:
 
         The path must be resident. An engine that hides its KV gets no tail.
         """
-        if self._pin is not None:
+        if self.pin is not None:
             return
         cursor = tree.cut(tree.place(self.base))
         pin = tree.pin(cursor)
@@ -134,13 +136,15 @@ class TokenSequence:
         except BaseException:
             tree.unpin(pin)
             raise
-        self._pin = pin
+        self.pin = pin
 
     def reserve(self, tree: TokenTree, n: int) -> None:
         """Reserve slots for the next `n` tokens; the budget may be exceeded afterwards."""
         tail = self.tail
-        if tail is not None and tail.fragment.length + n > tail.reserved:
-            tree.budget.reserve(tail, tail.fragment.length + n)
+        if tail is not None:
+            length = tail.fragment.length + n
+            if length > tail.reserved:
+                tree.budget.reserve(tail, length)
 
     def row(
         self,
@@ -174,10 +178,11 @@ class TokenSequence:
             self._epoch = tree.epoch
         row.tokens = tokens
         row.position = tail.cursor.depth + tail.fragment.length
-        row.logits_at = LAST_LOGITS if not scored else (row.n_tokens - 1,)
+        row.scores = scored
         if all_logits:
             row.logits_at = tuple(range(row.n_tokens))
-        row.scores = scored
+        else:
+            row.logits_at = (row.n_tokens - 1,) if scored else LAST_LOGITS
         return row
 
     def _full_row(
@@ -213,10 +218,10 @@ class TokenSequence:
         Tokens stay known even if the engine cannot keep their KV.
         """
         self.trim(tree, len(self.tokens))
-        pin, tail = self._pin, self.tail
+        pin, tail = self.pin, self.tail
         if pin is None:
             return
-        self._pin = self.tail = self._row = None
+        self.pin = self.tail = self._row = None
         if tail is not None:
             run = self.advance_base(tree, tail.fragment.length)
             try:
@@ -236,8 +241,8 @@ class TokenSequence:
 
     def drop(self, tree: TokenTree) -> None:
         """Free the tail with its KV, and unpin the path; `tokens` does not change."""
-        tail, pin = self.tail, self._pin
-        self.tail = self._pin = self._row = None
+        tail, pin = self.tail, self.pin
+        self.tail = self.pin = self._row = None
         self.kept = []
         if tail is not None:
             tree.drop_tail(tail)
