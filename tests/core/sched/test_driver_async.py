@@ -226,6 +226,7 @@ def test_waiting_for_what_is_done_returns_at_once(make: MakeRig) -> None:
         await rig.driver.adrive(tickets)
         n_steps = rig.scheduler.counters.steps
         await rig.driver.adrive(tickets)
+        assert rig.driver.when_done(tickets).done()
         assert rig.scheduler.counters.steps == n_steps
         assert tickets[0].done
 

@@ -38,7 +38,7 @@ from weft._core.sched.jobs import RunJob
 from weft._core.sched.work import Commit, Extend, Logits, Run, Ticket
 from weft.constraints.base import Matcher
 from weft.engines.base import Engine, Fragments, Row
-from weft.errors import ConstraintError, ForwardError, KVFull
+from weft.errors import Cancelled, ConstraintError, ForwardError, KVFull
 
 KINDS: dict[str, Callable[[Odds], Engine]] = {
     "plain": lambda odds: FlakyEngine(MemoryEngine(), odds),
@@ -296,6 +296,43 @@ def test_job_rejected_in_a_failing_step_has_its_error(make: MakeRig) -> None:
         tickets[0].result()
     with pytest.raises(ForwardError, match="MemoryError"):
         tickets[1].result()
+
+
+def test_commit_cancelled_in_a_step_that_fails_is_cancelled(make: MakeRig) -> None:
+    rig, owner = make(LateFake(MemoryEngine(), {1})), Owner()
+    place = rig.place([1, 2, 3])
+    rig.drive(Extend(place))
+    sequence = rig.scheduler.sequences.create(owner, place)
+    cancelled, failed = rig.submit(Commit([sequence], [4], [None]), Extend(rig.place([9])))
+    rig.step()
+    assert rig.scheduler.in_flight is not None
+    cancelled.cancel()
+    rig.driver.drive([cancelled, failed])
+    with pytest.raises(Cancelled):
+        cancelled.result()
+    with pytest.raises(ForwardError, match="step 1"):
+        failed.result()
+
+
+def test_host_copy_that_cannot_be_loaded_fails_its_own_work_only(make: MakeRig) -> None:
+    engine = MemoryEngine(idle_slots=4)
+    rig = make(engine, capacity=20)
+    paths = [rig.place([1, 2, 3, 4, 5]), rig.place([6, 7, 8, 9, 10])]
+    for path in paths:
+        rig.drive(Extend(path))
+    assert rig.tree.host.slots == 5
+
+    def fail(*_: object) -> None:
+        raise Boom("load")
+
+    engine.kv.load = fail  # type: ignore[assignment]
+    tickets = rig.drive_quietly(*(Extend(path) for path in paths))
+    with pytest.raises(ForwardError, match="Boom: load"):
+        tickets[0].result()
+    assert tickets[1].result() == []
+    del engine.kv.load
+    (ticket,) = rig.drive_quietly(Extend(paths[0]))
+    assert (ticket.result(), ticket.reused) == ([], 5)
 
 
 def test_job_that_fails_with_a_step_in_flight_does_not_change_that_step(make: MakeRig) -> None:

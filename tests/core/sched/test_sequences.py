@@ -27,6 +27,7 @@ from rig import (
 )
 from weft._core.kv.place import Place
 from weft._core.sched.commits import CommitJob
+from weft._core.sched.draft_model import DraftModel
 from weft._core.sched.sequences import TokenSequence
 from weft._core.sched.speculation import MIN_GAIN
 from weft._core.sched.work import Commit, Extend, Logits, Ticket
@@ -314,6 +315,17 @@ def test_sequence_released_in_flight_is_closed_when_its_step_has_finished(
     assert owner.sequence not in rig.scheduler.sequences.opened
 
 
+def test_sequence_released_before_its_commit_starts_is_closed_by_the_commit(make: MakeRig) -> None:
+    rig = make()
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    ticket = commit([owner], [4], rig)
+    rig.scheduler.sequences.release(owner.sequence)
+    rig.driver.drive([ticket])
+    assert_committed([owner], [4], ticket)
+    assert owner.sequence not in rig.scheduler.sequences.opened
+    assert rig.scheduler.sequences.n_cached(owner.sequence.end()) == 4
+
+
 def test_commit_waits_for_the_writer_of_the_place_where_it_starts(make: MakeRig) -> None:
     """It is done in two steps, and what grows where the last of its lines begins comes between."""
     rig = make(LateFake(MemoryEngine()), n_batch=2)
@@ -349,6 +361,24 @@ def test_commits_of_tokens_that_ran_as_drafts_take_no_forward(make: MakeRig, kin
     assert rig.scheduler.counters.steps - steps <= 3
     assert rig.scheduler.counters.decoded - decoded == 32
     assert_path(rig, owner.sequence, [1, 2, 3, *[4, 5, 6, 7] * 10])
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_commits_use_the_drafts_that_ran_before_drafts_were_replaced(
+    make: MakeRig, has_model: bool
+) -> None:
+    rig, small = make(), make()
+    verify_always(rig.scheduler)
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    commit_all(owner, [4, 5, 6, 7] * 3)
+    n_kept, n_steps = len(owner.sequence.kept), rig.scheduler.counters.steps
+    assert n_kept > 1
+    rig.scheduler.speculate(model=DraftModel(small.driver) if has_model else None)
+    commit_all(owner, ([4, 5, 6, 7] * 4)[:n_kept])
+    assert rig.scheduler.counters.steps == n_steps
+    commit_all(owner, [8, 9])
+    assert rig.scheduler.counters.steps == n_steps + 2
+    assert_path(rig, owner.sequence, owner.ids)
 
 
 @pytest.mark.parametrize("engine", [MemoryEngine, Untrimmable])

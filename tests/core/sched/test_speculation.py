@@ -27,6 +27,7 @@ from rig import (
     verify_always,
 )
 from weft._core.sampling.sampler import Sampler
+from weft._core.sched.batch import VerifyPart
 from weft._core.sched.ngrams import (
     CONTEXT,
     LONG,
@@ -36,10 +37,11 @@ from weft._core.sched.ngrams import (
     NGramIndex,
     RunLookup,
 )
-from weft._core.sched.speculation import MIN_GAIN, Draft, StepCosts, forced_in
+from weft._core.sched.speculation import MAX_TOKENS as MAX_STEP
+from weft._core.sched.speculation import MIN_GAIN, Draft, StepCosts, advanced_samplers, forced_in
 from weft._core.sched.work import FinishReason, RunResult, RunState
 from weft.engines.base import Engine
-from weft.errors import ForwardError
+from weft.errors import ConstraintError, ForwardError
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "plain": MemoryEngine,
@@ -186,6 +188,60 @@ def test_failed_verify_step_fails_its_run_and_leaves_no_slots(make: MakeRig) -> 
     assert_result(rig, item, result)
 
 
+def test_run_cancelled_while_its_drafts_are_in_flight_ends_before_them(make: MakeRig) -> None:
+    rig = with_drafts(make(LateFake(MemoryEngine())))
+    item = run(rig.place([1, 2, 3]), max_tokens=30)
+    (complete,) = rig.drive(item)
+    (ticket,) = rig.submit(run(rig.place([1, 2, 3]), max_tokens=30))
+    while not (step := rig.scheduler.in_flight) or not any(
+        isinstance(part, VerifyPart) for part in step.parts
+    ):
+        rig.step()
+    (job,) = rig.scheduler.queues.running
+    n_known = job.n_drawn
+    ticket.cancel("interrupted")
+    rig.driver.drive([ticket])
+    result = ticket.result()
+    assert (result.tokens, result.finish_reason) == (complete.tokens[:n_known], "interrupted")
+    assert rig.scheduler.in_flight is None
+    rig.tree.check()
+
+
+class Limited(Parity):
+    """Even and odd tokens in turn. It must end after `last` tokens, and fails after `broken`."""
+
+    def __init__(self, *, last: int = 99, broken: int = 99, n_accepted: int = 0) -> None:
+        super().__init__(n_accepted=n_accepted)
+        self.last = last
+        self.broken = broken
+
+    def accept(self, token: int) -> None:
+        if self.n_accepted == self.broken:
+            raise ConstraintError("the constraint is broken")
+        super().accept(token)
+
+    @property
+    def must_end(self) -> bool:  # type: ignore[override]
+        return self.n_accepted >= self.last
+
+    def clone(self) -> Limited:
+        return Limited(last=self.last, broken=self.broken, n_accepted=self.n_accepted)
+
+
+def test_constraint_that_fails_for_a_verified_token_fails_no_other_run(make: MakeRig) -> None:
+    rig = with_drafts(make())
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": 0}
+    rig.drive(constrained(rig.place([1, 2, 3]), 0, Parity(), **options))
+    n_drafted = rig.scheduler.counters.drafted
+    broken = constrained(rig.place([1, 2, 3]), 0, Limited(broken=12), **options)
+    sound = constrained(rig.place([1, 2, 3]), 0, Parity(), **options)
+    failed, finished = rig.drive_quietly(broken, sound)
+    with pytest.raises(ConstraintError, match="is broken"):
+        failed.result()
+    assert len(finished.result().tokens) == 20
+    assert rig.scheduler.counters.drafted > n_drafted
+
+
 # Which drafts, and when -----------------------------------------------------------------------
 
 
@@ -271,6 +327,34 @@ def test_tokens_of_a_draft_are_forced_where_the_constraint_allows_one(
     assert forced_in(own, draft) == forced
 
 
+@pytest.mark.parametrize(
+    ("matcher", "draft", "tokens"),
+    [
+        (None, [2, 4, 5], [2, 4, 5]),
+        (None, [2, 7, 4], [2]),  # 7 ends the text
+        (Limited(), [2, 3, 4], [2, 3, 4]),
+        (Limited(), [2, 4, 5], [2]),  # an odd token is due
+        (Limited(last=2), [2, 3, 4], [2]),
+        (Limited(broken=1), [2, 3, 4], [2]),
+    ],
+)
+def test_draft_is_cut_before_a_token_that_ends_the_text_or_may_not_follow(
+    matcher: Parity | None, draft: list[int], tokens: list[int]
+) -> None:
+    own = Sampler(sampler().params, sampler().stream, matcher)
+    cut, samplers = advanced_samplers(own, draft, frozenset({7}))
+    assert cut == tokens
+    assert len(samplers) == len(tokens) + 1
+    if matcher is not None:
+        assert [one.matcher.n_accepted for one in samplers] == [*range(len(tokens) + 1)]
+
+
+@pytest.mark.parametrize("matcher", [Limited(last=2), Limited(broken=1)])
+def test_no_token_is_forced_after_the_end_or_failure_of_a_constraint(matcher: Parity) -> None:
+    own = Sampler(sampler().params, sampler().stream, matcher)
+    assert forced_in(own, [2, 3, 4, 5]) == [False, False]
+
+
 class ConstrainedRun:
     """A run whose next token is drawn, followed by forced tokens 0, 1 and 2."""
 
@@ -296,6 +380,24 @@ def test_draft_includes_all_forced_tokens_after_a_drawn_one_or_none(
     plan = rig.scheduler.queues.speculation.plan([one], budget, 99)
     tokens, forced = [5, 0, 1, 2, 3], [False, True, True, True, False]
     assert plan == ({one.sequence: Draft(tokens[:n], forced[:n])} if n else {})
+
+
+def test_step_larger_than_any_with_drafts_is_not_recorded() -> None:
+    costs = StepCosts()
+    costs.measure(MAX_STEP, 1.0)
+    costs.measure(MAX_STEP + 1, 9.0)
+    assert costs.is_known(MAX_STEP)
+    assert not costs.is_known(MAX_STEP + 1)
+
+
+def test_overlapped_run_does_not_wait_for_drafts_before_costs_are_known(make: MakeRig) -> None:
+    engine = LateFake(MemoryEngine())
+    rig = make(engine)
+    rig.scheduler.speculate(lookup=True)
+    item = run(rig.place([1, 2, 3, 1, 2, 3]), max_tokens=8)
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    assert engine.n_overlapped
 
 
 def test_costs_between_measured_sizes_are_interpolated() -> None:
