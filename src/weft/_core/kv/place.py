@@ -176,7 +176,7 @@ def follow(cursor: Cursor, ids: Sequence[int]) -> Cursor:
             if child is None:
                 break
             node, tokens = child, child.tokens
-        elif at:
+        else:
             tokens = tokens[at:]
         same = common_prefix(tokens, ids, done)
         done, depth = done + same, depth + same
