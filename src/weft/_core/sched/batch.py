@@ -293,12 +293,11 @@ class VerifyPart(SequencePart):
             own, drawn = drawn[: n + 1], drawn[n + 1 :]
             queues.counters.drafted += n
             run.outstanding -= 1
+            assert not run.done and run.error is None  # it has no other row in flight
             try:
-                if run.error is not None:
-                    queues.fail(run, run.error)
-                elif run.is_ending:
+                if run.is_ending:
                     run.resolve_finished(queues)
-                elif not run.done:
+                else:
                     run.accept_verified(draft, own, queues)
             except Exception as error:
                 queues.handle_error(run, error)

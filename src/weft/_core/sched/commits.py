@@ -111,8 +111,7 @@ class CommitJob(Job):
     def open_sequence(self, sequence: TokenSequence, queues: JobQueues) -> None:
         """Open one of the sequences; its path is then pinned by it instead of by a claim."""
         queues.sequences.open(sequence)
-        if (claim := self._claim_of.pop(sequence, None)) is not None:
-            claim.unpin_path(queues.tree)
+        self._claim_of.pop(sequence).unpin_path(queues.tree)
 
     def share(self, budget: int, queues: JobQueues) -> list[int]:
         """Return the indices of the sequences that the next step runs, the first of `to_run`.

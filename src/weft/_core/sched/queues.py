@@ -131,10 +131,7 @@ class JobQueues:
         heapq.heappop(self.waiting)
         job.admitted = True
         self.admitted[job] = None
-        try:
-            job.start(self)
-        except Exception as error:
-            self.handle_error(job, error)
+        self.guard(job, job.start, self)
 
     def preempt(self, job: Job) -> None:
         """Return an admitted job to the queue: its KV becomes evictable, its tokens stay."""

@@ -120,12 +120,11 @@ class TokenSequence:
         return depth + same if same else 0
 
     def open(self, tree: TokenTree) -> None:
-        """Pin the path to `base` and create a tail; does nothing if the sequence is open.
+        """Pin the path to `base`, which must be resident, and create a tail.
 
-        The path must be resident. An engine that hides its KV gets no tail.
+        The sequence must be closed. An engine that hides its KV gets no tail.
         """
-        if self.pin is not None:
-            return
+        assert self.pin is None
         cursor = tree.cut(tree.place(self.base))
         pin = tree.pin(cursor)
         try:
