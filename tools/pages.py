@@ -37,7 +37,7 @@ _PIPES = """\
 the texts, with a line `---` between two texts. `weft read` writes the prompt and the path. Numbers,
 names and advice go to stderr. `--text` does this on a terminal, `--tree` draws the tree in a pipe.
 
-**For programs** `--json` writes one object. Errors, also of the command line, are
+**For programs** `--json` writes one object. All errors, also a wrong option, are
 `{"error": {"type", "message", "hint", "exit_code"}}` on stderr.
 
 **On a terminal** control characters in texts, names and errors are written as escapes (`\\x9b`). A
@@ -152,8 +152,9 @@ def engines_page() -> str:
         "`Unsupported`. [Write an engine](write-an-engine.md).",
         "",
         "*Single steps*: the engine returns all logits after each token. Branches, `next`, AsyncLM",
-        "and Weft's own constraints need them. `remote` generates full sequences, and has single",
-        "steps only on [a vLLM server](remote.md#what-works) with `steps=yes`.",
+        "and Weft's own constraints need them. `remote` generates full sequences. It has single",
+        "steps, in spite of the empty cell, on [a vLLM server](remote.md#what-works) with",
+        "`steps=yes`.",
         "",
         "| engine | takes | install |",
         "| --- | --- | --- |",
