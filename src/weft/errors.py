@@ -212,7 +212,7 @@ class LeaseLost(StoreError):
 
 
 class NotFound(WeftError, LookupError):
-    """The object does not exist. what: its kind: "loom", "node", "model", "job", …"""
+    """The object does not exist. `what` is its kind: "loom", "node", "model", "job", …"""
 
     def __init__(self, message: str = "", *, what: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -239,7 +239,7 @@ class Conflict(WeftError):
 
 
 class QueueFull(WeftError):
-    """The server has too much work. retry_after_s: seconds to wait before a retry."""
+    """The server has too much work; retry after `retry_after_s` seconds."""
 
     def __init__(self, message: str = "", *, retry_after_s: float = 1.0, hint: str = "") -> None:
         super().__init__(message, hint=hint)

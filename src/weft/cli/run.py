@@ -52,9 +52,7 @@ def run(
     system: options.System = None,
     continues: Annotated[
         bool,
-        typer.Option(
-            "-c", "--continue", help="Continue the node last read or grown with the prompt."
-        ),
+        typer.Option("-c", "--continue", help="Add the prompt below the node last read or grown."),
     ] = False,
     loom: options.Loom = None,
     interactive: options.Interactive = False,

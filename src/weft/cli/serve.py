@@ -37,7 +37,7 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="The same as the argument, as weft run has it.",
+            help="The same as the argument MODEL.",
             autocompletion=options.complete_models,
             show_default=False,
         ),
@@ -155,7 +155,8 @@ def serve(
         ),
     ] = None,
     max_n: Annotated[
-        int, typer.Option("--max-n", help="Maximum number of branches of a node for each call.")
+        int,
+        typer.Option("--max-n", help="Maximum number of branches that one call grows at a node."),
     ] = 128,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", help="Maximum number of new tokens of a branch.")

@@ -110,14 +110,14 @@ OWN: dict[str, Capabilities] = {
         native_runs=True,
         entropy=False,
         shared_attention=False,
-        fork="its prefix cache",
+        fork="what its prefix cache lacks",
         grammar="vLLM, Weft",
         lora=True,
         quantised="vLLM's: AWQ, GPTQ, FP8, …",
         devices="CUDA, ROCm, XPU, CPU",
         families="all of vLLM",
         several_gpus="tensor, pipeline, data parallel",
-        takes="most models of the Hub, on several GPUs and nodes",
+        takes="most models of the Hub, on several GPUs and machines",
         packages=("vllm",),
     ),
     "remote": Capabilities(
@@ -127,7 +127,7 @@ OWN: dict[str, Capabilities] = {
         scoring="where the server can",
         continues="where the server can",
         entropy=False,
-        fork="as the server caches",
+        fork="what the server's cache lacks",
         grammar="the server, where it can",
         quantised="the server's",
         devices="the server's",
@@ -150,7 +150,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("generates full sequences itself", "native_runs"),
     ("entropy of every token", "entropy"),
     ("shared prefix attended once", "shared_attention"),
-    ("fork anywhere", "fork"),
+    ("cost of a fork", "fork"),
     ("constraints enforced by", "grammar"),
     ("LoRA adapters", "lora"),
     ("embeddings", "embed"),
@@ -159,7 +159,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("quantised weights", "quantised"),
     ("devices", "devices"),
     ("model families", "families"),
-    ("several GPUs, nodes", "several_gpus"),
+    ("several GPUs, machines", "several_gpus"),
 )
 
 

@@ -590,7 +590,7 @@ PARAMETERS: Mapping[str, Parameter] = {
         flag=Flag(
             float,
             ("--xtc-probability",),
-            "Drop the top choices of a draw with this probability; 0: never.",
+            "With this probability, drop the top choices of a draw; 0: never.",
         ),
     ),
     "xtc_threshold": Parameter(
