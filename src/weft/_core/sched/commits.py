@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...engines.base import Row
 from ..sampling.sampler import BatchSampler, draw_at
@@ -214,9 +214,7 @@ class CommitPart(SequencePart):
         self.job = job
         self._numbers = numbers
         self._drafts: dict[int, Sequence[int]] = {}  # by index of the sequence
-        self._rows = [
-            self._row(number, drafts.get(item.sequences[number]), queues) for number in numbers
-        ]
+        self._rows = [self._row(number, drafts, queues.tree) for number in numbers]
         self._n_tokens = self._n_logits = len(self._rows)
         if queues.runs_full_paths or self._drafts:
             self._n_tokens = sum([row.n_tokens for row in self._rows])
@@ -224,8 +222,11 @@ class CommitPart(SequencePart):
         if self._drafts:
             ends = list(accumulate([len(row.logits_at) for row in self._rows], initial=0))
             self._logits_at, self._n_logits = ends[:-1], ends[-1]
-        self._samplers = [item.samplers[number] for number in numbers]
-        drawing = [sampler for sampler in self._samplers if sampler is not None]
+        samplers = [item.samplers[number] for number in numbers]
+        drawing = [sampler for sampler in samplers if sampler is not None]
+        self._drawing: Sequence[int] = range(len(numbers))  # indices of the rows that draw
+        if len(drawing) < len(numbers):
+            self._drawing = [i for i, sampler in enumerate(samplers) if sampler is not None]
         self._sampler: BatchSampler | None = None
         if drawing:
             self._sampler = queues.commit_samplers.get(drawing)
@@ -234,16 +235,17 @@ class CommitPart(SequencePart):
         self._result: DrawResult | None = None
         job.outstanding += 1
 
-    def _row(self, number: int, draft: Draft | None, queues: JobQueues) -> Row:
+    def _row(self, number: int, drafts: Mapping[TokenSequence, Draft], tree: TokenTree) -> Row:
         """Return the row of one sequence; store its draft tokens in `_drafts`."""
-        sequence, token = self.job.item.sequences[number], self.job.item.tokens[number]
+        item = self.job.item
+        sequence, token = item.sequences[number], item.tokens[number]
         n_before = len(sequence.tokens)
-        if draft is not None and sequence.tail is not None:
+        if drafts and sequence in drafts and sequence.tail is not None:
             n = sequence.tail.reserved - sequence.tail.fragment.length - 1  # memory may be short
-            if tokens := draft.tokens[: max(n, 0)]:
+            if tokens := drafts[sequence].tokens[: max(n, 0)]:
                 self._drafts[number] = tokens
-                return sequence.row(queues.tree, (token, *tokens), n_before, all_logits=True)
-        return sequence.row(queues.tree, (token,), n_before)
+                return sequence.row(tree, (token, *tokens), n_before, all_logits=True)
+        return sequence.row(tree, (token,), n_before)
 
     def rows(self) -> list[Row]:
         return self._rows
@@ -267,9 +269,10 @@ class CommitPart(SequencePart):
 
     def _batch(self, sampler: BatchSampler) -> DrawBatch:
         """Return the draw of the next tokens of these sequences."""
-        drawn = [i for i, sampler in enumerate(self._samplers) if sampler is not None]
-        positions = [self._rows[i].position + self._rows[i].logits_at[0] + 1 for i in drawn]
-        return draw_at(sampler, [self.first_logit + self._logits_at[i] for i in drawn], positions)
+        rows = [self._rows[i] for i in self._drawing]
+        positions = [row.position + row.logits_at[0] + 1 for row in rows]
+        first = self.first_logit
+        return draw_at(sampler, [first + self._logits_at[i] for i in self._drawing], positions)
 
     def wait(self) -> None:
         if self._draws is not None:
@@ -279,11 +282,10 @@ class CommitPart(SequencePart):
         job = self.job
         job.outstanding -= 1
         queues.counters.decoded += len(self._rows)
-        drawn = self._drawn()
-        for number, at, sampler in zip(self._numbers, self._logits_at, self._samplers, strict=True):
-            one = next(drawn) if sampler is not None else None
-            job.committed[number] = Committed(self.stored[at], one)
-            if (tokens := self._drafts.get(number)) is not None:
+        for number, at, drawn in zip(self._numbers, self._logits_at, self._drawn(), strict=True):
+            job.committed[number] = Committed(self.stored[at], drawn)
+            if number in self._drafts:
+                tokens = self._drafts[number]
                 pairs = zip(tokens, self.stored[at + 1 : at + 1 + len(tokens)], strict=True)
                 job.kept[number] = [KeptDraft(token, row) for token, row in pairs]
                 queues.counters.drafted += len(tokens)
@@ -293,13 +295,16 @@ class CommitPart(SequencePart):
         elif not job.to_run:
             job.finish(queues)
 
-    def _drawn(self) -> Any:
-        """Yield (token, logprob, kept logprob) of each draw; None where no token could be drawn."""
+    def _drawn(self) -> list[tuple[int, float, float] | None]:
+        """Return (token, logprob, kept logprob) per row; None for rows that drew no token."""
+        drawn: list[tuple[int, float, float] | None] = [None] * len(self._rows)
         result = self._result
-        if result is None or result.kept is None:
-            return iter([None] * len(self._rows))
-        columns = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
-        return (drawn if drawn[0] >= 0 else None for drawn in zip(*columns, strict=True))
+        if result is not None and result.kept is not None:
+            columns = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
+            for number, one in zip(self._drawing, zip(*columns, strict=True), strict=True):
+                if one[0] >= 0:
+                    drawn[number] = one
+        return drawn
 
     def discard(self, queues: JobQueues) -> None:
         self.job.outstanding -= 1
