@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .branch import Branch
 
 Pairs = Sequence[tuple["Branch", Any]]
+_PAIR_TYPES = (tuple, list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,12 @@ class _BranchCommit:
         self.token = branch.validate_token(token)
         if branch.depth >= branch.lm.n_ctx:
             branch.lm.place((self.token,), after=branch.place)  # raises ContextOverflow
-        self.is_accepted = branch.is_accepted_ahead(self.token)
+        self.is_accepted = bool(branch.ahead) and branch.is_accepted_ahead(self.token)
         self.is_unscored = not self.is_accepted or branch.is_surprisal_unknown()
-        self.used = self.sampler = branch.sampler
+        self.used = self.sampler = sampler = branch.sampler
         self.steering = branch.steering
-        if not self.is_accepted and self.used.needs_host:
-            self.sampler = self.used.clone()
+        if sampler.needs_host and not self.is_accepted:
+            self.sampler = sampler.clone()
             self.sampler.accept(self.token)
 
     def needs_logits(self) -> bool:
@@ -267,44 +268,43 @@ class ReadCall:
 def run(call: BranchCall) -> None:
     """Execute a call on the scheduler, blocking. Other calls on its branches wait until it ends."""
     lm = call.lm
-    with (
-        exclusive(BranchRegistry.for_lm(lm), call.branches),
-        restore_on_error(call.branches),
-    ):
-        lm.see_weights()
-        for stage in call.stages():
-            tickets = lm.submit(stage.items, atomic=stage.is_atomic)
-            lm.drive(tickets)
-            with deferred_interrupt():
-                stage.apply([ticket.result() for ticket in tickets])
+    with exclusive(BranchRegistry.for_lm(lm), call.branches):
+        try:
+            lm.see_weights()
+            for stage in call.stages():
+                tickets = lm.submit(stage.items, atomic=stage.is_atomic)
+                lm.drive(tickets)
+                with deferred_interrupt():
+                    stage.apply([ticket.result() for ticket in tickets])
+        except BaseException:
+            restore(call.branches)
+            raise
 
 
 async def arun(call: BranchCall) -> None:
     """The async form of `run`. A cancelled call leaves the branches unchanged."""
     lm = call.lm
     async with aexclusive(BranchRegistry.for_lm(lm), call.branches):
-        with restore_on_error(call.branches):
+        try:
             await lm.asee_weights()
             for stage in call.stages():
                 tickets = await lm.asubmit(stage.items, atomic=stage.is_atomic)
                 await lm.adrive(tickets)
                 stage.apply([ticket.result() for ticket in tickets])
+        except BaseException:
+            restore(call.branches)
+            raise
 
 
-@contextmanager
-def restore_on_error(branches: Sequence[Branch]) -> Iterator[None]:
-    """Context manager: after an error, leave the branches as they were before the call.
+def restore(branches: Sequence[Branch]) -> None:
+    """Leave the branches as they were before a call that has failed.
 
     Reading `place` moves a branch from its sequence, on which a commit may still run, back to a
     place in the token tree.
     """
-    try:
-        yield
-    except BaseException:
-        for branch in branches:
-            if branch.ended_by is None:
-                _ = branch.place
-        raise
+    for branch in branches:
+        if branch.ended_by is None:
+            _ = branch.place
 
 
 def check_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
@@ -317,7 +317,7 @@ def check_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
     if not _is_iterable(pairs):
         raise ConfigError(f"{call} has {pairs!r}; allowed are pairs of a branch and its tokens")
     for pair in pairs:
-        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        is_pair = isinstance(pair, _PAIR_TYPES) and len(pair) == 2
         if not is_pair or not hasattr(pair[0], "check_open"):
             raise ConfigError(f"{call} has {pair!r}; allowed are pairs of a branch and its tokens")
         branch = pair[0]

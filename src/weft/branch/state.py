@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -431,19 +432,20 @@ class Accepted:
         self.previous = previous
         self.position = position
         self.token = token
-        self.n: int = 1 if previous is None else previous.n + 1
-        raw: float = 0.0 if previous is None else previous.raw
-        kept: float = 0.0 if previous is None else previous.kept
-        n_raw: int = 0 if previous is None else previous.n_raw
-        n_kept: int = 0 if previous is None else previous.n_kept
-        if surprisal is not None and math.isfinite(surprisal):
-            raw, n_raw = raw + max(surprisal, 0.0), n_raw + 1
-        if kept_surprisal is not None and math.isfinite(kept_surprisal):
-            kept, n_kept = kept + max(kept_surprisal, 0.0), n_kept + 1
-        self.raw: float = raw
-        self.n_raw: int = n_raw
-        self.kept: float = kept
-        self.n_kept: int = n_kept
+        if previous is None:
+            self.n, self.n_raw, self.n_kept = 1, 0, 0
+            self.raw, self.kept = 0.0, 0.0
+        else:
+            self.n, self.n_raw, self.n_kept = previous.n + 1, previous.n_raw, previous.n_kept
+            self.raw, self.kept = previous.raw, previous.kept
+        if surprisal is not None and isfinite(surprisal):
+            self.n_raw += 1
+            if surprisal > 0:
+                self.raw += surprisal
+        if kept_surprisal is not None and isfinite(kept_surprisal):
+            self.n_kept += 1
+            if kept_surprisal > 0:
+                self.kept += kept_surprisal
 
     def own(self) -> tuple[float | None, float | None]:
         """Return this token's own raw and filtered surprisal, in nats; None where unknown."""
