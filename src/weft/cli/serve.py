@@ -61,8 +61,8 @@ def serve(
         str | None,
         typer.Option(
             "--draft",
-            help='"lookup" drafts tokens from earlier text; repetitive text is faster, no text'
-            " changes.",
+            help='"lookup" drafts tokens from earlier text; repetitive text is faster, and '
+            "equal up to rounding.",
             show_default="none",
         ),
     ] = None,
