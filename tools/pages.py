@@ -126,6 +126,7 @@ def errors_page() -> str:
         *(f"| {code} | {what} |" for code, what in _EXITS.items()),
         "",
         "[The server](server.md) returns an HTTP status and a code in OpenAI's form.",
+        "A path that is longer than the full KV budget gives 400 instead of 503.",
         "",
         "| error | raised when | exit code | HTTP | the command's hint |",
         "| --- | --- | ---: | --- | --- |",
