@@ -144,6 +144,12 @@ def test_files_that_name_a_sampling_are_followed_alone(named: dict[str, Any]) ->
     assert defaults.chat == defaults.raw == SamplingParams.from_generation_config(named)
 
 
+def test_model_without_stored_parameters_draws_like_one_with_empty_files() -> None:
+    defaults = ModelDefaults.from_sampling(None)
+    assert defaults == ModelDefaults.from_generation_config({})
+    assert defaults.raw == SamplingParams()
+
+
 def test_gguf_file_keeps_the_named_sampling(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed")
     from recipe.export_gguf import export_gguf

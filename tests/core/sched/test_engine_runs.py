@@ -13,7 +13,7 @@ import pytest
 from fakes import Boom, OwnLoopFake
 from rig import MemoryEngine, Rig, assert_result, run
 from weft._core.sampling.sampler import Sampler
-from weft._core.sched.engine_runs import why_not_generated
+from weft._core.sched.engine_runs import check_steps, why_not_generated
 from weft._core.sched.work import Extend, Logits, Run, RunState, Scores
 from weft.constraints.base import Matcher
 from weft.engines.generation import EventCallback, GenerationEvent, GenerationRequest
@@ -226,6 +226,8 @@ def test_engine_without_steps_raises_and_names_what_it_lacks() -> None:
         rig.submit(Extend(place, (), (Logits(5),)))
     with pytest.raises(Unsupported, match="cannot honour typical_p=0.9"):
         rig.submit(run(place, 0, typical_p=0.9))
+    with pytest.raises(Unsupported, match="no branches that are committed token by token"):
+        check_steps(run(place, 0).sampler.params, engine)
     item = run(place, 0)
     (result,) = rig.drive(item)
     assert_result(rig, item, result)
