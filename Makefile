@@ -256,6 +256,6 @@ dist: $(VENV)/.stamp
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(PLUGINS_VENV) .venv-families $(VLLM_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(PLUGINS_VENV) .venv-families $(VLLM_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
 	rm -rf .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
