@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import pytest
 
-from fakes import Boom
-from rig import MakeRig
-from weft._core.sched.work import Extend, Ticket
+from fakes import Boom, LateFake
+from rig import MakeRig, MemoryEngine, logits_after
+from weft._core.sched.work import Extend, Logits, Ticket
 from weft.errors import Cancelled
 
 
@@ -44,3 +45,13 @@ def test_second_cancellation_of_a_ticket_is_ignored(ticket: Ticket) -> None:
     done.cancel()
     assert not done.cancelled
     assert not done._inbox
+
+
+def test_pinned_logits_stay_on_the_device_until_they_are_read(make: MakeRig) -> None:
+    engine = LateFake(MemoryEngine())
+    rig = make(engine)
+    (row,) = rig.ask([1, 2, 3], Logits(3, pinned=True))
+    rig.driver.exclusive(rig.scheduler.clear)
+    assert engine.n_fetched == 0
+    np.testing.assert_array_equal(row.logits(), logits_after([1, 2, 3]))
+    assert engine.n_fetched == 1
