@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -172,3 +173,14 @@ def weft_command():
     from weft.cli.app import app
 
     return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+def test_plain_http_loads_no_certificates(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[object] = []
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_verify_locations", lambda *given, **_: loads.append(given)
+    )
+    assert list_models(server.base)
+    assert loads == []

@@ -136,6 +136,8 @@ class Transport:
             proxy=proxy,
             # NOTE: a proxy of the environment could read unencrypted requests and the key.
             trust_env=address.is_encrypted,
+            # Loading the certificates takes 20 ms, and plain HTTP needs none.
+            verify=address.is_encrypted,
             timeout=httpx2.Timeout(None, connect=retry_policy.connect_s),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
             follow_redirects=False,
