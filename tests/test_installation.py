@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,22 @@ def test_hint_names_the_distribution_once_it_is_published(monkeypatch, tmp_path)
     install(monkeypatch, tmp_path, {"url": tmp_path.as_uri(), "dir_info": {}})
     monkeypatch.setattr(installation, "PIP_TARGET", weft.DISTRIBUTION)
     assert installation.install_hint("torch") == 'pip install "weft-lm[torch]"'
+
+
+def add_engine(site: Path, name: str) -> None:
+    """Put metadata of a package with an engine into a folder, and move the folder's time on."""
+    folder = site / f"{name}-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text(f"[weft.engines]\n{name} = module:Class\n")
+    os.utime(site, ns=(0, len(list(site.iterdir()))))
+
+
+def test_entry_points_are_reread_only_after_an_installation(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "absent")])
+    add_engine(tmp_path, "first")
+    points = installation.entry_points("weft.engines")
+    assert points.names == {"first"}
+    assert installation.entry_points("weft.engines") is points
+    add_engine(tmp_path, "second")
+    assert installation.entry_points("weft.engines").names == {"first", "second"}

@@ -1,9 +1,13 @@
-"""Commands that install Weft and its extras."""
+"""Commands that install Weft and its extras, and the entry points of installed packages."""
 
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, distribution
+import os
+import sys
+from functools import lru_cache
+from importlib import metadata
+from importlib.metadata import EntryPoints, PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -47,3 +51,25 @@ def installed_from() -> str:
         return f"{origin['vcs_info']['vcs']}+{origin['url']}"
     path = url2pathname(urlsplit(origin["url"]).path)
     return path if Path(path).exists() else PIP_TARGET
+
+
+def entry_points(group: str) -> EntryPoints:
+    """Return the entry points of a group that installed packages have.
+
+    Reading those of all packages takes 10 ms and more. The result is kept until an installation
+    changes a folder of `sys.path`.
+    """
+    return _entry_points(group, tuple((path, _modified(path)) for path in sys.path))
+
+
+@lru_cache(maxsize=8)
+def _entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
+    return metadata.entry_points(group=group)
+
+
+def _modified(path: str) -> int:
+    """Return the time at which a folder or archive was changed; 0 if there is none."""
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except OSError:
+        return 0

@@ -7,9 +7,8 @@ name = "module:Class".
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import entry_points
 
-from .._core.installation import install_hint
+from .._core.installation import entry_points, install_hint
 from .._core.system_resources import passive_waiting
 from ..errors import ConfigError, EngineUnavailable
 from .base import Engine

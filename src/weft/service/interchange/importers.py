@@ -13,10 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._core import atomic_files
+from ..._core.installation import entry_points
 from ...errors import ConfigError, FormatError, WeftError
 from ...loom import Heddle, Loom
 from ..store import file as native
@@ -366,6 +366,6 @@ def _call_importer(name: str, data: object) -> list[Sketch] | None:
 
     name: name of the importer, which is that of its format.
     """
-    (point,) = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    (point,) = (each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == name)
     sketches: list[Sketch] | None = point.load()(data)
     return sketches
