@@ -183,11 +183,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> None:
-    """Read the embedded model's weights once."""
+    """Read the embedded model's weights and tokenizer once."""
     if importlib.util.find_spec("threadpoolctl") is not None:  # else there is no NumPy engine
         import warm
 
         warm.keep_weights()
+        warm.keep_tokenizer()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,6 +43,8 @@ from weft.search import *
 import warm
 warm.keep_weights()
 warm.embedded()
+warm.keep_tokenizer()
+warm.embedded_tokenizer()
 # The parser, from the signatures of the verbs, is the same for all.
 import functools, typer.main
 typer.main.get_command = functools.cache(typer.main.get_command)

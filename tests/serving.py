@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 import uvicorn
 
+import warm
 from weft.service.server import ServerConfig, create_app
 from weft.service.server.run import bind
 from weft.service.server.service import Service
@@ -86,7 +88,7 @@ def serving(
     config = ServerConfig(port=0) if config is None else config
     with TemporaryDirectory() as folder:
         if config.db is None:  # never the looms of who runs the tests
-            config = replace(config, db=f"sqlite:///{folder}/looms.db")
+            config = replace(config, db=warm.new_database(Path(folder) / "looms.db"))
         with _serving(config, wait=wait, port=port) as server:
             yield server
 
@@ -120,7 +122,8 @@ def _serving(config: ServerConfig, *, wait: bool, port: int) -> Iterator[Served]
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     headers = {} if config.api_key is None else {"Authorization": f"Bearer {config.api_key}"}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=None) as client:
+        # Without `verify` the client would load the certificates, which plain HTTP does not use.
+        with httpx.Client(base_url=url, headers=headers, timeout=None, verify=False) as client:
             while not server.started:
                 time.sleep(0.01)
             while wait and client.get("/readyz").status_code != 200:

@@ -1,6 +1,6 @@
 """Objects that are equal in all test programs and are created once.
 
-The embedded model's weights, from its file; an empty database of looms.
+The embedded model's weights, from its file; its tokenizer; an empty database of looms.
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from weft._core.tokens import tokenizer
+from weft._core.tokens.codec import TokenizersCodec
+from weft._core.tokens.tokenizer import TokenizerFiles, read_folder
+from weft.constraints.base import Compiler
 from weft.engines.checkpoint import Checkpoint, open_checkpoint
 from weft.engines.hub import resolve
 from weft.engines.numpy import engine
@@ -21,6 +25,13 @@ from weft.engines.numpy.model import Weights, read_weights
 
 # The number of layers of the embedded model that run, if a test ignores its text; None: all.
 LAYERS = "WEFT_TESTS_LAYERS"
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
 
 
 def keep_weights() -> None:
@@ -46,10 +57,58 @@ def embedded() -> Weights:
     return read_weights(checkpoint, parse_config(checkpoint.config))
 
 
+def keep_tokenizer() -> None:
+    """Read the embedded model's tokenizer, and convert it for llguidance, only once."""
+    tokenizer.read_folder = _read_folder_once
+    convert = vars(Compiler)["guidance"].func
+    converted: dict[tuple[int, frozenset[int]], Any] = {}
+
+    def convert_once(compiler: Compiler) -> Any:
+        if compiler.text._codec is not embedded_tokenizer().backend:
+            return convert(compiler)
+        key = (compiler.n_vocab, compiler.stop_ids)
+        if key not in converted:
+            converted[key] = convert(compiler)
+        return converted[key]
+
+    guidance = cached_property(convert_once)
+    guidance.__set_name__(Compiler, "guidance")
+    Compiler.guidance = guidance  # type: ignore[method-assign]
+
+
+def _read_folder_once(path: Path) -> TokenizerFiles:
+    is_equal = _contents(path) == _contents(resolve("tiny"))
+    return embedded_tokenizer() if is_equal else read_folder(path)
+
+
+def _contents(path: Path) -> list[bytes | None]:
+    files = [path / name for name in _TOKENIZER]
+    return [file.read_bytes() if file.is_file() else None for file in files]
+
+
+@cache
+def embedded_tokenizer() -> TokenizerFiles:
+    """Read the embedded model's tokenizer; a codec is immutable and can be shared."""
+    files = read_folder(resolve("tiny"))
+    codec = TokenizersCodec(
+        files.backend,
+        "tokenizer.json",
+        specials=files.special_tokens.values(),
+        stop_ids=files.stop_ids,
+    )
+    return replace(files, backend=codec)
+
+
 def new_home(folder: Path) -> None:
     """Create a WEFT_HOME whose database has empty tables."""
     folder.mkdir()
-    shutil.copy(Path(_empty().name) / "weft.db", folder / "weft.db")
+    new_database(folder / "weft.db")
+
+
+def new_database(file: Path) -> str:
+    """Create a database with empty tables; return its URL."""
+    shutil.copy(Path(_empty().name) / "weft.db", file)
+    return f"sqlite:///{file}"
 
 
 @cache

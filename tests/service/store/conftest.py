@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from postgres import Cluster, Unavailable, cluster
 from weft.service.store.library import Library
 
@@ -34,6 +35,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def library(url: str) -> Iterator[Library]:
+def library(url: str, tmp_path: Path) -> Iterator[Library]:
+    if url.startswith("sqlite"):
+        warm.new_database(tmp_path / "weft.db")
     with Library(url) as opened:
         yield opened
