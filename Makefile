@@ -167,7 +167,7 @@ test-clients: $(CLIENTS_VENV)/.stamp
 	$(CLIENTS_VENV)/bin/python -m tools.clients $(CLIENTS_ARGS)
 
 coverage: $(VENV)/.kernels
-	$(KERNELS) $(BIN)/python -m pytest -m 'not slow and not page' --cov --cov-report=term $(PYTEST_ARGS)
+	$(KERNELS) $(BIN)/python -m pytest -p pytest_cov.plugin -m 'not slow and not page' --cov --cov-report=term $(PYTEST_ARGS)
 	$(BIN)/python -m coverage report --fail-under=100 \
 	    --include='src/weft/_core/kv/*,src/weft/_core/sched/*,src/weft/_core/sampling/*'
 
@@ -219,7 +219,7 @@ endif
 # Where there is no Chromium its tests are skipped, and say so. RERUNS=1 runs a failed test once more; the
 # summary counts reruns.
 test-page: $(VENV)/.browsing
-	$(BIN)/python -m pytest -m 'page and not slow' tests/page --reruns $(RERUNS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -p pytest_rerunfailures -m 'page and not slow' tests/page --reruns $(RERUNS) $(PYTEST_ARGS)
 
 # The lightest Chromium of Debian, for root. The tests take any other where this one is not installed.
 browser:
