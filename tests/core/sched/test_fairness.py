@@ -50,6 +50,20 @@ def test_step_with_live_runs_prefills_a_quarter_of_a_batch(make: MakeRig) -> Non
     assert_result(rig, live, ticket.result())
 
 
+@pytest.mark.parametrize(("n_waiting", "n_prefill"), [(1, 4), (2, 8), (3, 12), (8, 15)])
+def test_step_with_more_waiting_than_live_runs_prefills_a_quarter_for_each(
+    make: MakeRig, n_waiting: int, n_prefill: int
+) -> None:
+    engine = MemoryEngine()
+    rig = make(engine, n_batch=16, n_ctx=512)
+    rig.submit(run(rig.place([1, 2, 3]), max_tokens=200))
+    rig.step(3)
+    before = len(engine.sizes)
+    rig.submit(*(Extend(rig.place([at] * 16), (), (Logits(16),)) for at in range(n_waiting)))
+    rig.step()
+    assert engine.sizes[before:] == [1 + n_prefill]
+
+
 @pytest.mark.parametrize("n_tokens", [15, 16, 17, 32, 50])
 def test_runs_of_one_prompt_start_together_at_any_prompt_length(
     make: MakeRig, n_tokens: int

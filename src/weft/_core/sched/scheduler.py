@@ -393,8 +393,10 @@ class Scheduler:
                 n_left = max(n_left, min_prefill)
             if runs and self.engine.info.device == "cpu":
                 # Tokens of a batch cost as much as single ones on a CPU: prefill of a full batch
-                # would delay all running requests.
-                n_left = min(n_left, min_prefill)
+                # would delay all running requests. If more requests wait than run, they get more:
+                # rows of a larger decoding batch cost less.
+                n_waiting_per_run = len(queues.unscheduled) // len(runs)
+                n_left = min(n_left, min_prefill * max(1, n_waiting_per_run))
             brought = queues.prefill.plan(queues.prefill_order(n_left), n_left, queues)
             parts += [*brought, *queues.first_token_parts(brought)]
         if queues.deferred_first_draws:
