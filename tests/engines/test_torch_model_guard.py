@@ -234,6 +234,17 @@ def test_closed_lm_has_no_cache_and_its_branches_are_stale(text: Tokenizer, name
         branch.produce()
 
 
+def test_model_with_replaced_weights_is_run_after_close_and_load(text: Tokenizer) -> None:
+    model = build("llama")
+    lm = weft.load(model, text)
+    assert weft.load(model, text) is lm
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.roll(1, 0))
+    lm.close()
+    with weft.load(model, text) as reloaded:
+        assert off(reloaded, model, IDS) < 1e-3
+
+
 class _Recorder:
     """A tool of the owner that observes a layer and has a member that cannot be copied."""
 
