@@ -8,6 +8,7 @@ Rig: the assembled parts, and the results that the rule gives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,16 @@ N_VOCAB = 16
 
 
 def logits_after(ids: Sequence[int]) -> np.ndarray:
-    """Return the raw logits of the rule after a path, float32 [V]."""
+    """Return the raw logits of the rule after a path, float32 [V], read-only."""
+    return _logits_after(tuple(ids))
+
+
+@lru_cache(maxsize=1 << 14)
+def _logits_after(ids: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng([token + 1 for token in ids])
-    return (rng.standard_normal(N_VOCAB) * 2).astype(np.float32)
+    logits = (rng.standard_normal(N_VOCAB) * 2).astype(np.float32)
+    logits.flags.writeable = False
+    return logits
 
 
 def score_of(ids: Sequence[int], first: int, last: int, top: int) -> Score:
@@ -53,12 +61,11 @@ def score_of(ids: Sequence[int], first: int, last: int, top: int) -> Score:
     return metrics.score(rows, np.array(ids[first:last]), top)
 
 
-def draw_after(ids: Sequence[int], sampler: Sampler) -> DrawResult:
-    """Draw one token after a path."""
+def draw_after(ids: Sequence[int], sampler: Sampler | BatchSampler) -> DrawResult:
+    """Draw one token after a path, by a sampler or by the batch of one that has it."""
+    batch = BatchSampler([sampler]) if isinstance(sampler, Sampler) else sampler
     at = np.array([len(ids)], dtype=np.uint64)
-    return BatchSampler([sampler]).draw(
-        logits_after(ids)[None], np.zeros(1, dtype=np.int64), at, kept=True
-    )
+    return batch.draw(logits_after(ids)[None], np.zeros(1, dtype=np.int64), at, kept=True)
 
 
 def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str]:
@@ -66,8 +73,9 @@ def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str
     path, generated = list(ids), list[int]()
     sampler = Sampler(run.sampler.params, run.sampler.stream)  # the run's own has counted
     sampler.add_prompt(path)
+    batch = BatchSampler([sampler])
     while len(path) < n_ctx:
-        token = int(draw_after(path, sampler).ids[0])
+        token = int(draw_after(path, batch).ids[0])
         if token in run.stop_ids:
             return generated, "stop"
         sampler.accept(token)
