@@ -32,6 +32,31 @@ def test_create_derives_unused_name_from_prompt(library: Library) -> None:
     assert keep(library, "x", "My own. Name") == "My own. Name"
 
 
+def test_unused_name_after_20_equal_prompts_needs_few_queries(library: Library) -> None:
+    for _ in range(20):
+        keep(library, "fox")
+    statements: list[str] = []
+
+    def count(conn, cursor, statement, *_) -> None:
+        statements.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", count)
+    try:
+        assert keep(library, "fox") == "fox.21"
+        n_equal = len(statements)
+        assert keep(library, "owl") == "owl"
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", count)
+    assert n_equal == len(statements) - n_equal + 2
+
+
+def test_name_of_a_renamed_loom_is_used_next(library: Library) -> None:
+    for _ in range(12):
+        keep(library, "fox")
+    library.rename("fox.11", "owl")
+    assert [keep(library, "fox"), keep(library, "fox")] == ["fox.11", "fox.13"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "name"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import secrets
@@ -506,10 +507,21 @@ def _unused_name(connection: Connection, stem: str, *, own: str | None = None) -
     """Return a loom name that is not used yet: `stem`, or `stem` with .2, .3, …
 
     own: the present name of the loom, which it may keep.
+
+    Cost: a query for the first name, then one for 8, 64, and each 512 further names.
     """
-    return next(
-        name for name in _numbered(stem) if name == own or _find_by_name(connection, name) is None
-    )
+    names, n = _numbered(stem), 1
+    while True:
+        block = list(itertools.islice(names, n))
+        query = sa.select(looms.c.name).where(
+            looms.c.name.in_([name for name in block if is_db_text(name)]),
+            looms.c.removed.is_(None),
+        )
+        taken = set(connection.scalars(query)) - {own}
+        for name in block:
+            if name not in taken:
+                return name
+        n = min(8 * n, 512)
 
 
 def _numbered(stem: str) -> Iterator[str]:
