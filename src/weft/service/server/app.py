@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from ... import __version__
@@ -14,7 +14,6 @@ from . import n8loom, ollama
 from .anthropic import ROUTERS as ANTHROPIC
 from .anthropic.protocol import EVENTS as MESSAGE_EVENTS
 from .config import ServerConfig
-from .dependencies import check_query_names
 from .errors import handle_errors
 from .idempotency import IdempotencyMiddleware, add_idempotency_header
 from .limits import MaxBodySizeMiddleware
@@ -90,10 +89,9 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
     )
     app.state.service = service
     handle_errors(app)
-    native = [each.router for each in NATIVE]
+    # `include_router` would create the models of each route again, at an app's first requests.
     for router in (*ROUTERS, *((docs.router,) if config.has_docs else ())):
-        checks = [Depends(check_query_names)] if router in native else []
-        app.include_router(router, dependencies=checks)
+        app.router.routes.extend(router.routes)
     # The last one added is the outermost.
     app.add_middleware(IdempotencyMiddleware)
     app.add_middleware(MaxBodySizeMiddleware, limits=config.limits)

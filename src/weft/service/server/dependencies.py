@@ -122,6 +122,8 @@ def _unknown_query_error(name: str, allowed: list[str]) -> RequestError:
     )
 
 
+# Of the routers of the native API.
+CHECKS = [Depends(check_query_names)]
 Actor = Annotated[str, Depends(_actor_header)]
 IfMatch = Annotated[int | None, Depends(_if_match_header)]
 LastEvent = Annotated[int | None, Depends(_last_event_header)]

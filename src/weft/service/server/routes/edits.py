@@ -25,7 +25,7 @@ from ...api.nodes import (
 )
 from ...store.file import identity_of
 from ...store.library import NameTaken
-from ..dependencies import ERRORS, Actor, IfMatch, LoomName, NodeName
+from ..dependencies import CHECKS, ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import add_message, copy_below, edit_message, fork, loom_below, move, token_before_char
 from ..errors import RequestError
 from ..limits import check_limit
@@ -36,7 +36,9 @@ from ..serializers import model_response, to_loom_object
 from ..service import Service, ServiceDep
 from .looms import changed_reply
 
-router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["edits"], responses=ERRORS)
+router = APIRouter(
+    prefix="/api/v1/looms/{loom}", tags=["edits"], responses=ERRORS, dependencies=CHECKS
+)
 
 
 async def edit_and_respond(

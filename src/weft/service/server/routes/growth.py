@@ -9,14 +9,16 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from ....errors import NotFound
 from ...api.jobs import JobList, JobReply, StartRun
 from ...api.nodes import GrowFields, GrowNode, GrowNodes, NodeObject
-from ..dependencies import ERRORS, Actor, LoomName, NodeName
+from ..dependencies import CHECKS, ERRORS, Actor, LoomName, NodeName
 from ..events import EventStream, run_until_disconnect
 from ..jobs import ServerJob
 from ..serializers import model_response, serialize_nodes
 from ..service import Service, ServiceDep
 from ..start_jobs import Pick, start_growth, start_run
 
-router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["growing"], responses=ERRORS)
+router = APIRouter(
+    prefix="/api/v1/looms/{loom}", tags=["growing"], responses=ERRORS, dependencies=CHECKS
+)
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "model": JobReply,

@@ -15,11 +15,11 @@ from ...api.looms import Imported
 from ...interchange import EXPORTERS, ImportLimits, export, read
 from ...interchange.importers import ImportReport
 from ...store.library import MAX_TITLE_LENGTH, title_from_text
-from ..dependencies import ERRORS, LoomName
+from ..dependencies import CHECKS, ERRORS, LoomName
 from ..serializers import model_response, to_loom_entry
 from ..service import ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["interchange"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["interchange"], responses=ERRORS, dependencies=CHECKS)
 _MODELS = "The model for looms imported from texts; null: the default one."
 _ANY_BODY = {
     "requestBody": {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from ...api.jobs import CancelJob, JobList, JobObject
-from ..dependencies import ERRORS, EVENTS, JobName, LastEvent
+from ..dependencies import CHECKS, ERRORS, EVENTS, JobName, LastEvent
 from ..events import EventStream
 from ..serializers import model_response
 from ..service import ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=ERRORS, dependencies=CHECKS)
 
 
 @router.get("/jobs", response_model=JobList)

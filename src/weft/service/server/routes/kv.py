@@ -16,13 +16,13 @@ from ....loom.heddle import next_item
 from ....loom.node import is_below, preorder
 from ...api.models import KvList, KvObject, LoomKv, PinnedNode
 from ...api.nodes import ForgetKv, KvRequest, NodeObject
-from ..dependencies import ERRORS, LoomName, NodeName
+from ..dependencies import CHECKS, ERRORS, LoomName, NodeName
 from ..errors import RequestError
 from ..open_loom import OpenLoom
 from ..serializers import json_response, kv_sizes, kv_state, model_response, serialize_node
 from ..service import Service, ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["memory"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["memory"], responses=ERRORS, dependencies=CHECKS)
 
 
 @router.get("/kv", response_model=KvList)

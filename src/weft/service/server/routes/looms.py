@@ -28,7 +28,7 @@ from ...api.looms import (
 from ...api.nodes import Changed
 from ...store.change import Change
 from ...store.search import Hit
-from ..dependencies import ERRORS, EVENTS, Actor, LastEvent, LoomName
+from ..dependencies import CHECKS, ERRORS, EVENTS, Actor, LastEvent, LoomName
 from ..errors import RequestError
 from ..events import EventStream
 from ..open_loom import OpenLoom
@@ -41,7 +41,7 @@ from ..serializers import (
 )
 from ..service import Service, ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["looms"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["looms"], responses=ERRORS, dependencies=CHECKS)
 _PATTERN_S = 2.0  # seconds that a search by pattern may take
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items.")]
 

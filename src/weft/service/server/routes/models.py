@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from ....errors import Conflict
 from ...api.jobs import JobReply
 from ...api.models import LoadModel, ModelList, ModelObject
-from ..dependencies import ERRORS
+from ..dependencies import CHECKS, ERRORS
 from ..errors import RequestError
 from ..events import run_until_disconnect
 from ..jobs import ServerJob
@@ -18,7 +18,7 @@ from ..models import ModelRequest, ServedModel
 from ..serializers import model_response, to_model_object
 from ..service import Service, ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["models"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["models"], responses=ERRORS, dependencies=CHECKS)
 ModelName = Annotated[
     str, Path(max_length=4096, description="A model's id, which may contain slashes.")
 ]

@@ -21,7 +21,7 @@ from ...api.nodes import (
     TokenList,
 )
 from ...interchange import messages_of
-from ..dependencies import ERRORS, LoomName, NodeName
+from ..dependencies import CHECKS, ERRORS, LoomName, NodeName
 from ..errors import RequestError
 from ..limits import check_limit
 from ..open_loom import OpenLoom
@@ -29,7 +29,9 @@ from ..queries import measure_text, predict_next, read_node_tokens
 from ..serializers import json_response, serialize_node, serialize_nodes, subtree_sizes
 from ..service import ServiceDep
 
-router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["nodes"], responses=ERRORS)
+router = APIRouter(
+    prefix="/api/v1/looms/{loom}", tags=["nodes"], responses=ERRORS, dependencies=CHECKS
+)
 Under = Annotated[str, Query(max_length=64, description="Number or id of the top node.")]
 Depth = Annotated[int | None, Query(ge=0, description="Levels below the top node; null: all.")]
 Sort = Annotated[

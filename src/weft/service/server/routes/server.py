@@ -12,11 +12,11 @@ from ...api.jobs import StrategyList, StrategyObject
 from ...api.models import ServerObject
 from ...interchange import EXPORTERS
 from ...interchange.importers import formats as import_formats
-from ..dependencies import ERRORS
+from ..dependencies import CHECKS, ERRORS
 from ..serializers import model_response, to_model_object
 from ..service import ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS, dependencies=CHECKS)
 
 
 @router.get("/server", response_model=ServerObject)

@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from ...api.terminals import LastLoom, SetLastLoom
-from ..dependencies import ERRORS
+from ..dependencies import CHECKS, ERRORS
 from ..serializers import model_response
 from ..service import Service, ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["terminals"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["terminals"], responses=ERRORS, dependencies=CHECKS)
 Mark = Annotated[str, Path(min_length=1, max_length=64, description="The terminal's id.")]
 
 

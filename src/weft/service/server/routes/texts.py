@@ -16,11 +16,11 @@ from ...api.models import (
     TokenizeText,
     TokenPiece,
 )
-from ..dependencies import ERRORS
+from ..dependencies import CHECKS, ERRORS
 from ..serializers import model_response
 from ..service import ServiceDep
 
-router = APIRouter(prefix="/api/v1", tags=["texts"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["texts"], responses=ERRORS, dependencies=CHECKS)
 
 
 @router.post("/tokenize", response_model=TokenizeReply)
