@@ -106,7 +106,7 @@ def serve(
         typer.Option(
             "--allow-host",
             help="A host name that clients may use for the server; can be repeated.",
-            show_default="this machine's own",
+            show_default="this machine's own; any if public",
         ),
     ] = None,
     allow_origin: Annotated[
