@@ -11,7 +11,8 @@ import pytest
 
 from rig import FreeSteps, MakeRig, Rig, assert_result, run, sampler
 from weft._core.sched import draft_model as draft_model_module
-from weft._core.sched.draft_model import MAX_DRAFT, DraftModel
+from weft._core.sched.draft_model import MAX_DRAFT, DraftModel, ModelDrafts
+from weft._core.sched.ngrams import Acceptance
 from weft._core.sched.speculation import MAX_RUNS
 from weft._core.sched.work import Run
 
@@ -100,3 +101,14 @@ def test_nothing_is_drafted_before_a_step_was_measured(make: MakeRig) -> None:
     item = Run(large.place([1, 2, 3]), sampler(), max_tokens=2)
     assert_result(large, item, large.drive(item)[0])
     assert not small.scheduler.counters.steps
+
+
+def test_forced_token_does_not_count_as_an_accepted_draft_of_the_model() -> None:
+    drafts = ModelDrafts(Acceptance())
+    before = drafts.chances([False, False])
+    drafts.replace([4, 5])
+    drafts.push(4, is_forced=True)
+    assert drafts.draft(2) == [5]
+    assert drafts.chances([False, False]) == before
+    drafts.push(5)
+    assert drafts.chances([False, False]) > before

@@ -16,7 +16,7 @@ from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
 from weft._core.kv.place import MAX_BACKLOG
 from weft._core.sched import driver as driver_module
 from weft._core.sched.driver import Channel
-from weft._core.sched.work import Extend, FinishReason, Logits, RunState
+from weft._core.sched.work import Extend, FinishReason, Logits, RunState, Ticket
 from weft.engines.base import Output, Row
 from weft.errors import Cancelled, ForwardError, StaleHandle, WeftError
 
@@ -198,6 +198,31 @@ def test_fork_during_a_step_that_does_not_end_soon_raises(
     join(thread)
 
 
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_exit_during_a_step_that_does_not_end_soon_stops_waiting(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch, *, has_thread: bool
+) -> None:
+    monkeypatch.setattr(driver_module, "MAX_EXIT_WAIT_S", 0.05)
+    engine = Threads()
+    rig, begun, proceed = make(engine), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        proceed.wait()
+
+    engine.during = slow
+    if has_thread:
+        rig.driver.start()
+    thread = start_thread(lambda: rig.drive(logits_item(rig, [1, 2])))
+    assert begun.wait()
+    rig.driver.stop_at_exit()
+    rig.driver.wait_for_inline_step()
+    assert thread.is_alive()
+    assert (rig.driver._thread is not None) == has_thread  # it may not be used without that thread
+    proceed.set()
+    join(thread)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_sink_may_fork(make: MakeRig) -> None:
     """The step belongs to the thread that forks, so the fork does not wait for it."""
@@ -288,6 +313,39 @@ def test_caller_that_steps_lets_the_driver_thread_take_over_between_steps(make: 
     assert_result(rig, item, result)
     join(*others)
     assert len(engine.threads) == 2
+
+
+class Reads:
+    """A ticket that reports when a caller has read whether it is done."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.read = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        done = self.ticket.done
+        self.read.set()
+        return done
+
+
+def test_caller_whose_work_ends_before_its_turn_runs_no_step(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, steps = make(), list[int]()
+    monkeypatch.setattr(rig.scheduler, "step", lambda: steps.append(1))
+    (ticket,) = rig.submit(Extend(rig.place([1, 2], namespace="law")))
+    reads, callers = Reads(ticket), list[threading.Thread]()
+
+    def drop() -> None:
+        callers.append(start_thread(lambda: rig.driver.drive([reads])))  # type: ignore[list-item]
+        reads.read.wait()  # that thread steps next
+        rig.scheduler.drop_namespace("law", "law was removed")
+
+    rig.driver.exclusive(drop)
+    join(*callers)
+    assert isinstance(ticket.error, StaleHandle)
+    assert not steps
 
 
 def test_awaited_work_done_in_another_threads_inline_step_is_delivered(

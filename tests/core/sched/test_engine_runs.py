@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fakes import Boom, OwnLoopFake
-from rig import MemoryEngine, Rig, assert_result, run
+from rig import MemoryEngine, Rig, assert_result, logits_after, run
 from weft._core.sampling.sampler import Sampler
 from weft._core.sched.engine_runs import check_steps, why_not_generated
 from weft._core.sched.work import Extend, Logits, Run, RunState, Scores
 from weft.constraints.base import Matcher
+from weft.engines.base import Output, Row
 from weft.engines.generation import EventCallback, GenerationEvent, GenerationRequest
 from weft.errors import ConfigError, ConstraintError, ForwardError, Unsupported
 
@@ -85,6 +86,33 @@ def test_steps_run_next_to_an_engine_run() -> None:
     result, (row,) = rig.drive(item, Extend(place, (6,), (Logits(6),)))
     assert_result(rig, item, result)
     assert row.shape == (16,)
+    rig.finish()
+
+
+def test_engine_run_continues_while_a_step_without_memory_is_repeated() -> None:
+    emitters: list[EventCallback] = []
+    engine = with_script(fake(), lambda _, emit: emitters.append(emit))
+    rig = Rig(engine)
+    forward, n_rows = engine.forward, list[int]()
+
+    def short(rows: Sequence[Row]) -> Output:
+        n_rows.append(len(rows))
+        if len(rows) > 1:
+            raise MemoryError("no memory for a step")
+        return forward(rows)
+
+    engine.forward = short  # type: ignore[method-assign]
+    place = rig.place(PROMPT)
+    (running,) = rig.submit(run(place, 0, max_tokens=2))
+    rig.step()
+    extends = [Extend(place, (token,), (Logits(6),)) for token in (6, 7)]
+    for token, (row,) in zip((6, 7), rig.drive(*extends), strict=True):
+        assert row.tolist() == logits_after([*PROMPT, token]).tolist()
+    assert n_rows == [2, 1, 1]
+    (emit,) = emitters  # the run was not preempted
+    emit(GenerationEvent(0, (3, 4), (-1.0, -1.0), (0.5, 0.5), end="length"))
+    rig.driver.drive([running])
+    assert running.result().tokens == [3, 4]
     rig.finish()
 
 

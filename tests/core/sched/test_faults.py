@@ -199,6 +199,35 @@ def test_tail_that_cannot_be_created_fails_its_run_alone(
     assert rig.ask([1, 2, 9], Logits(3))[0].tolist() == logits_after([1, 2, 9]).tolist()
 
 
+def test_tail_that_cannot_be_created_fails_its_commit_alone(make: MakeRig) -> None:
+    rig = make(broken(("new", 1)))
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    owners = [Owner() for _ in range(2)]
+    sequences = [rig.scheduler.sequences.create(owner, rig.place([1, 2, 3])) for owner in owners]
+    failed, other = rig.drive_quietly(*(Commit([sequence], [4], [None]) for sequence in sequences))
+    with pytest.raises(ForwardError, match="no room for new"):
+        failed.result()
+    logits = rig.scheduler.logits_cache.read(other.result()[0].row)
+    assert logits.tolist() == logits_after([1, 2, 3, 4]).tolist()
+
+
+def test_fragment_that_cannot_be_created_fails_all_extends_of_an_atomic_call(
+    make: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = BrokenEngine(broken(("new", 0)), set())
+    engine.fragments = engine.inner.fragments
+    rig = make(engine)
+    tickets = rig.submit(Extend(rig.place([1, 2])), Extend(rig.place([3, 4])), atomic=True)
+    (other,) = rig.submit(Extend(rig.place([5, 6])))
+    rig.driver.drive([*tickets, other])
+    for ticket in tickets:
+        with pytest.raises(ForwardError, match="no room for new"):
+            ticket.result()
+    assert other.result() == []
+    assert [row.tokens for rows in engine.calls for row in rows] == [[5, 6]]
+    assert len(caplog.records) == 1  # nothing is planned for the second one
+
+
 @pytest.mark.parametrize("method", ["settle", "attach", "split", "trim"])
 @pytest.mark.parametrize("number", range(4))
 def test_run_whose_kv_the_engine_cannot_keep_returns_its_result(

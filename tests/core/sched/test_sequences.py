@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from fakes import BrokenEngine, HiddenFake, LateFake, SequenceFake
+from fakes import Boom, BrokenEngine, HiddenFake, LateFake, SequenceFake
 from rig import (
     N_VOCAB,
     FreeSteps,
@@ -457,6 +457,48 @@ def test_drafts_leave_slots_for_tokens_of_a_commits_later_steps(make: MakeRig) -
         assert_committed(owners, tokens, ticket)
     assert len(owners[0].sequence.kept) == 3
     assert not rig.scheduler.counters.preempted
+
+
+def test_drafts_without_free_slots_are_not_run(make: MakeRig) -> None:
+    """The engine fails to free 8 slots, which the number of draft tokens does not consider."""
+    engine = MemoryEngine()
+    rig = make(engine)
+    verify_always(rig.scheduler)
+    speculation = rig.scheduler.queues.speculation
+    assert speculation is not None
+    speculation.min_gain = 1e9
+    rig.drive(Extend(rig.place([9] * 8)))
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    commit_all(owner, [4, 5, 6, 7] * 3)
+
+    def fail(_: object) -> None:
+        raise Boom("free")
+
+    engine.kv.free = fail  # type: ignore[assignment]
+    rig.driver.exclusive(lambda: rig.tree.clear(rows=False))
+    assert rig.tree.budget.lost == 8
+    rig.tree.budget.capacity = rig.tree.budget.used + 1
+    speculation.min_gain = 1.0
+    commit_all(owner, [4])
+    assert not rig.scheduler.counters.drafted
+    del engine.kv.free
+    rig.tree.budget.capacity = None
+    commit_all(owner, [5])
+    assert rig.scheduler.counters.drafted
+
+
+def test_commit_whose_constraint_allows_no_token_draws_none(make: MakeRig) -> None:
+    rig = make()
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(2)]
+    ended = sampler()
+    ended.matcher = Parity(end=0)
+    items = Commit([owner.sequence for owner in owners], [4, 5], [ended, owners[1].sampler])
+    ((first, second),) = rig.drive(items)
+    assert first.drawn is None
+    assert (
+        rig.scheduler.logits_cache.read(first.row).tolist() == logits_after([1, 2, 3, 4]).tolist()
+    )
+    assert second.drawn[0] == int(draw_after([1, 2, 3, 5], owners[1].sampler).ids[0])
 
 
 class LinearSteps(FreeSteps):

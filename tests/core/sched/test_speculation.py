@@ -400,6 +400,20 @@ def test_overlapped_run_does_not_wait_for_drafts_before_costs_are_known(make: Ma
     assert engine.n_overlapped
 
 
+def test_overlapped_run_waits_for_drafts_of_which_only_several_pay(make: MakeRig) -> None:
+    class Doubled(FreeSteps):
+        def estimate(self, n_tokens: int) -> float:
+            return 1.0 if n_tokens == 1 else 2.0
+
+    rig = with_drafts(make(LateFake(MemoryEngine())))
+    assert rig.scheduler.queues.speculation is not None
+    rig.scheduler.queues.speculation.costs = Doubled()
+    for _ in range(2):
+        item = run(rig.place([1, 2, 3]), max_tokens=30)
+        assert_result(rig, item, rig.drive(item)[0])
+    assert rig.scheduler.counters.drafted
+
+
 def test_costs_between_measured_sizes_are_interpolated() -> None:
     costs = StepCosts()
     costs.measure(1, 1.0)

@@ -157,9 +157,8 @@ class DraftModel:
             n_valid = common_prefix(tokens, run.sequence.end().ids(), start)
             if n_valid == len(tokens) or cursor is None:
                 continue
-            tree.cut(Cursor(cursor.node, start + n_valid))
-            for node in list(tree.up(cursor)):
-                if node.start < start + n_valid:
-                    break
+            end_of_valid = start + n_valid
+            tree.cut(Cursor(cursor.node, end_of_valid))
+            for node in [node for node in tree.up(cursor) if node.start >= end_of_valid]:
                 if is_evictable(node):
                     tree.drop(node)

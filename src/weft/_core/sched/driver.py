@@ -623,7 +623,7 @@ def _after_fork(after_fork: Callable[[Driver], None]) -> None:
         _fork_lock.release()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
+if hasattr(os, "register_at_fork"):  # pragma: no branch (Windows has no fork)
     os.register_at_fork(
         before=_before_fork,
         after_in_parent=lambda: _after_fork(Driver.after_fork),

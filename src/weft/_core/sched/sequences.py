@@ -138,12 +138,15 @@ class TokenSequence:
         self.pin = pin
 
     def reserve(self, tree: TokenTree, n: int) -> None:
-        """Reserve slots for the next `n` tokens; the budget may be exceeded afterwards."""
+        """Reserve slots for the next `n` tokens; the budget may be exceeded afterwards.
+
+        The sequence must have a tail.
+        """
         tail = self.tail
-        if tail is not None:
-            length = tail.fragment.length + n
-            if length > tail.reserved:
-                tree.budget.reserve(tail, length)
+        assert tail is not None
+        length = tail.fragment.length + n
+        if length > tail.reserved:
+            tree.budget.reserve(tail, length)
 
     def row(
         self,
