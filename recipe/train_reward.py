@@ -1,12 +1,13 @@
 """Train a process reward model on Game-of-24 steps: can the numbers that are left still make 24?
 
-python -m recipe.train_reward --out reward                    three minutes of one CPU core
+python -m recipe.train_reward --out reward                    seven minutes of one CPU core
 python -m recipe.train_reward --out trial --solutions 100     seconds
 
-The base model is the embedded one and stays as it is. Only a head of two layers is trained, at the
+The base model is the embedded one. Its last two layers are trained, and a head of two layers at the
 line end after each step. So the files have the form of Qwen2.5-Math-PRM: `score.0` and `score.2`.
-TRL's PRMTrainer would train all weights with a head of one layer, for which a CPU takes hours; TRL
-1.16 has it no more. The 100 puzzles of the benchmark are left out.
+With a head alone 96 % of the verdicts are right, with the two layers 98 %. TRL's PRMTrainer would
+train all weights, for which a CPU takes hours; TRL 1.16 has it no more. The 100 puzzles of the
+benchmark are left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from .corpus.game24 import Move, ask, can_reach, holdout24, moves, puzzles
 TINY = Path(__file__).parents[1] / "src/weft/data/tiny"
 IGNORED = -100
 BATCH = 25
+N_TRAINED = 2  # last layers of the base model
+WARM_UP = 50  # steps of the optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,62 +86,88 @@ def tokens_of(tokenizer: Any, example: Solution) -> tuple[list[int], list[int]]:
 
 
 def train(out: Path, *, n_solutions: int, epochs: int, seed: int) -> float:
-    """Train and save the model; return the share of right verdicts on a tenth of the steps."""
+    """Train and save the model; return the share of right verdicts on a tenth of the solutions."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForTokenClassification.from_pretrained(
         TINY, num_labels=2, dtype=torch.float32
     ).eval()
+    size = model.config.hidden_size
+    model.score = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 2))
     rng = Random(seed)
     rows = [tokens_of(tokenizer, solution(rng)) for _ in range(n_solutions)]
-    states, labels = states_at_steps(model.model, rows)
-    n_kept = len(labels) // 10
-    mean, scale = states.mean(0), states.std(0) + 1e-6
-    head = fit((states[n_kept:] - mean) / scale, labels[n_kept:], epochs)
-    with torch.no_grad():  # the first layer also takes the normalisation
-        first = head[0]
-        first.bias -= first.weight @ (mean / scale)
-        first.weight /= scale
-        right = (head(states[:n_kept]).argmax(-1) == labels[:n_kept]).float().mean()
-    model.score = head
+    n_kept = n_solutions // 10
+    kept, own = batches_of(model.model, rows[:n_kept]), batches_of(model.model, rows[n_kept:])
+    fit(model, own, epochs)
+    with torch.no_grad():
+        right = torch.cat([verdicts(model, batch).argmax(-1) == batch.labels for batch in kept])
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     config = json.loads((out / "config.json").read_text())
     config["architectures"] = ["LlamaForProcessRewardModel"]
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return float(right)
+    return float(right.float().mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences after the layers that are not trained.
+
+    states: [B, T, E]. at_steps: [B, T], True at the ends of steps. labels: [N], one per step.
+    """
+
+    states: torch.Tensor
+    at_steps: torch.Tensor
+    labels: torch.Tensor
 
 
 @torch.no_grad()
-def states_at_steps(
-    base: Any, rows: Sequence[tuple[list[int], list[int]]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the base model's final states at the ends of steps, [N, E], and their labels, [N]."""
-    states, labels = list[torch.Tensor](), list[torch.Tensor]()
+def batches_of(base: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[Batch]:
+    """Run the layers that are not trained, over sequences of similar lengths."""
     by_length = sorted(rows, key=lambda row: len(row[0]))
+    batches = []
     for start in range(0, len(rows), BATCH):
-        ids, known = _padded(by_length[start : start + BATCH])
-        at_steps = known != IGNORED
-        states.append(base(input_ids=ids).last_hidden_state[at_steps])
-        labels.append(known[at_steps])
-    order = torch.randperm(sum(map(len, labels)))
-    return torch.cat(states)[order], torch.cat(labels)[order]
+        ids, labels = _padded(by_length[start : start + BATCH])
+        at_steps = labels != IGNORED
+        states = _run(base, base.layers[:-N_TRAINED], base.embed_tokens(ids))
+        batches.append(Batch(states, at_steps, labels[at_steps]))
+    return batches
 
 
-def fit(states: torch.Tensor, labels: torch.Tensor, epochs: int) -> nn.Sequential:
-    """Return a head of two layers that predicts labels [N] from states [N, E]."""
-    size = states.shape[1]
-    head = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 2))
-    optimizer = torch.optim.AdamW(head.parameters(), lr=2e-3, weight_decay=0.3)
-    steps = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, epochs)
+def verdicts(model: Any, batch: Batch) -> torch.Tensor:
+    """Return the logits of "wrong" and "right" for each step of a batch, [N, 2]."""
+    base = model.model
+    states = _run(base, base.layers[-N_TRAINED:], batch.states)
+    logits: torch.Tensor = model.score(base.norm(states)[batch.at_steps])
+    return logits
+
+
+def fit(model: Any, batches: Sequence[Batch], epochs: int) -> None:
+    """Train the last layers and the head."""
+    head = list(model.score.parameters())
+    layers = [*model.model.layers[-N_TRAINED:].parameters(), *model.model.norm.parameters()]
+    optimizer = torch.optim.AdamW(
+        [{"params": head, "lr": 1e-3}, {"params": layers, "lr": 3e-4}], weight_decay=0.05
+    )
+    total = epochs * len(batches)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, (step + 1) / WARM_UP) * (1 - step / total)
+    )
     for _ in range(epochs):
-        for some in torch.randperm(len(labels)).split(128):
-            loss = nn.functional.cross_entropy(head(states[some]), labels[some])
+        for i in torch.randperm(len(batches)).tolist():
+            loss = nn.functional.cross_entropy(verdicts(model, batches[i]), batches[i].labels)
             optimizer.zero_grad()
             loss.backward()
+            nn.utils.clip_grad_norm_(head + layers, 1.0)
             optimizer.step()
-        steps.step()
-    return head
+            schedule.step()
+
+
+def _run(base: Any, layers: Any, states: torch.Tensor) -> torch.Tensor:
+    rotary = base.rotary_emb(states, torch.arange(states.shape[1])[None])
+    for layer in layers:
+        states = layer(states, attention_mask=None, position_embeddings=rotary)
+    return states
 
 
 def _puzzle(rng: Random) -> tuple[int, ...]:
@@ -171,11 +200,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a process reward model on Game of 24")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--solutions", type=int, default=6000)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     right = train(given.out, n_solutions=given.solutions, epochs=given.epochs, seed=given.seed)
-    print(f"right verdicts on steps that were kept back: {right:.1%}")
+    print(f"right verdicts on solutions that were kept back: {right:.1%}")
 
 
 if __name__ == "__main__":
