@@ -1,6 +1,6 @@
 """Train a process reward model on Game-of-24 steps: can the numbers that are left still make 24?
 
-python -m recipe.train_reward --out reward                    seven minutes of one CPU core
+python -m recipe.train_reward --out reward                    nine minutes of one CPU core
 python -m recipe.train_reward --out trial --solutions 100     seconds
 
 The base model is the embedded one. Its last two layers are trained, and a head of two layers at the
