@@ -2465,7 +2465,7 @@ export interface components {
             wait?: boolean;
             /** @description Share of draws that drop all top choices but the least likely; 0: none. */
             xtc_probability?: number | null;
-            /** @description Probability of a top choice; default 0.1. */
+            /** @description Tokens at least this likely are top choices; default 0.1. */
             xtc_threshold?: number | null;
         };
         /** @description Grow several nodes in one batch and one job. */
@@ -2574,7 +2574,7 @@ export interface components {
             wait?: boolean;
             /** @description Share of draws that drop all top choices but the least likely; 0: none. */
             xtc_probability?: number | null;
-            /** @description Probability of a top choice; default 0.1. */
+            /** @description Tokens at least this likely are top choices; default 0.1. */
             xtc_threshold?: number | null;
         };
         /** @description The results of a text search. */
@@ -3311,7 +3311,7 @@ export interface components {
             wait?: boolean;
             /** @description Share of draws that drop all top choices but the least likely; 0: none. */
             xtc_probability?: number | null;
-            /** @description Probability of a top choice; default 0.1. */
+            /** @description Tokens at least this likely are top choices; default 0.1. */
             xtc_threshold?: number | null;
         };
         /** @description All search strategies. */
