@@ -48,7 +48,7 @@ def chat(
             "-c", "--continue", help="Continue at the node last read or grown; --loom implies it."
         ),
     ] = False,
-    loom: options.Loom = None,
+    loom: options.LoomToContinue = None,
     max_tokens: options.MaxTokens = None,
     *,
     sampling: dict[str, Any],

@@ -268,6 +268,15 @@ Loom = Annotated[
         show_default="the loom last used in this terminal",
     ),
 ]
+LoomToContinue = Annotated[  # of commands that begin a loom unless they continue one
+    str | None,
+    typer.Option(
+        "--loom",
+        help="A loom's name (see weft ls), or a .loom.json file to import.",
+        autocompletion=complete_looms,
+        show_default="a new loom; with -c the loom last used in this terminal",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object and nothing else.")]
 Verbose = Annotated[
     int,

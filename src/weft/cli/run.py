@@ -54,7 +54,7 @@ def run(
         bool,
         typer.Option("-c", "--continue", help="Add the prompt below the node last read or grown."),
     ] = False,
-    loom: options.Loom = None,
+    loom: options.LoomToContinue = None,
     interactive: options.Interactive = False,
     *,
     sampling: dict[str, Any],
