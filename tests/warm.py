@@ -35,8 +35,20 @@ _TOKENIZER = (
 
 
 def keep_weights() -> None:
-    """Read the embedded model's weights only once in this process."""
+    """Read and hash the embedded model's weights only once in this process."""
     engine.read_weights = _read_once
+    hash_weights = Checkpoint.fingerprint
+
+    def hash_once(checkpoint: Checkpoint) -> str:
+        if checkpoint.folder != resolve("tiny"):
+            return hash_weights(checkpoint)
+        return embedded_hash()
+
+    @cache
+    def embedded_hash() -> str:
+        return hash_weights(open_checkpoint(resolve("tiny")))
+
+    Checkpoint.fingerprint = hash_once  # type: ignore[method-assign]
 
 
 def _read_once(checkpoint: Checkpoint, config: LlamaConfig, **options: Any) -> Weights:
