@@ -1,4 +1,4 @@
-"""Twenty jobs of writers and researchers: done as people do them, with their keys and clicks."""
+"""Twenty tasks of writers and researchers: done as people do them, with their keys and clicks."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def test_own_question_has_an_answer_and_its_reason(desk: Desk, page: Page, hands
     expect(page.locator(".run-reason")).to_contain_text(result["reason"])
     expect(page.locator(".run-measure")).to_contain_text(result["measure"])
     assert sum(group["count"] for group in result["answers"]) == 4
-    hands.finish("Own question: best of n, with the reason")
+    hands.finish("Own question: best of n, and why this answer won")
 
 
 # Probabilities
