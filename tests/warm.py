@@ -76,7 +76,8 @@ def keep_tokenizer() -> None:
     converted: dict[tuple[int, frozenset[int]], Any] = {}
 
     def convert_once(compiler: Compiler) -> Any:
-        if compiler.text._codec is not embedded_tokenizer().backend:
+        codec = getattr(compiler.text, "_codec", None)  # None: text pieces of a remote server
+        if codec is not embedded_tokenizer().backend:
             return convert(compiler)
         key = (compiler.n_vocab, compiler.stop_ids)
         if key not in converted:
