@@ -456,7 +456,7 @@ def test_two_tabs_survive_a_reload_and_a_killed_server(
         hands.press("1")
         desk.until(lambda: desk.part(1).text_content() == nodes[1]["text"], "the saved text")
         expect(other.locator("[role=treeitem]")).to_have_count(3)
-        hands.finish("Two tabs, a reload and `kill -9` during growth")
+        hands.finish("Keep all text through two tabs, a reload and `kill -9` during growth")
 
 
 def test_search_selects_one_of_2001_nodes(desk: Desk, page: Page, hands: Hands) -> None:

@@ -37,7 +37,7 @@ class ErrorMapping(NamedTuple):
     overrides_hint: bool = False
 
 
-_DOCTOR = "weft doctor shows what is installed, and what to install for what"
+_DOCTOR = "weft doctor lists installed packages, and which package each feature needs"
 _SMALLER = (
     "use fewer branches, a shorter prompt, or a larger --kv-budget"
     " (docs/troubleshooting.md#out-of-memory)"

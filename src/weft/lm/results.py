@@ -176,7 +176,7 @@ class Delta:
         branch: index of the branch in the call, counted over all grown nodes.
         node: the branch's heddle. Its tokens grow with the deltas; it is attached to its parent
             once `finish_reason` is set.
-        token_ids: the new tokens.
+        token_ids: all new tokens since the last delta of the branch, often one.
         text: their text. An incomplete character arrives with the delta that completes it.
         logprobs: of the new tokens, in nats; empty if the engine does not report them.
         finish_reason: None while the branch grows; "error" if it failed and is not attached.

@@ -120,7 +120,7 @@ class Strategy:
 
 
 _LEVEL, _ROUND = "paths kept per level", "nodes expanded per round"
-_KINDS = "lines per node from each source, 'continue' and 'suggest'"
+_KINDS = "lines per node that continue the text, and as many from the task's prompt"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
 # Default strategies for a prompt that states a known task, and for any other. For an unknown task
 # only the likelihood scores steps, and it does not measure whether an answer is right.
