@@ -217,7 +217,8 @@ Key = tuple[bool, int, int]
 def eviction_key(node: Node) -> Key:
     """Return the sort key of eviction: the node with the smallest key is evicted first.
 
-    Nodes without holds come first, then the least recently used ones, then the shortest.
+    Nodes without holds come first, then the least recently used ones. Among these, nodes with the
+    fewest tokens of their own come first.
     """
     return (node.holds > 0, node.last_used, len(node.tokens))
 

@@ -460,8 +460,12 @@ class TokenTree:
     def absorb_chunk(self, leaf: Node, end: Cursor) -> None:
         """Merge the absent nodes from `leaf` down to `end` into `leaf`.
 
-        Call it after a step has appended the slots of these nodes to the fragment of `leaf`. A node
-        stays separate if another chunk has computed it, or if its parent has got other children.
+        Call it after a step has appended the slots of these nodes to the fragment of `leaf`.
+
+        - If another chunk has computed a node, the slots from that node on are duplicates. They are
+          freed, and merging ends.
+        - If the parent of a node has other children or a user's pin, the node stays separate. The
+          fragment is split there, and merging goes on below the node.
 
         leaf ── child ── … ── end       leaf.fragment  ├── leaf ──┼── child ──┼── … ──┤
         """
@@ -491,7 +495,8 @@ class TokenTree:
     def _divide(self, above: Node, node: Node) -> None:
         """Split the fragment of `above`: slots beyond the tokens of `above` go to its child `node`.
 
-        This is needed if `above` has got other children, so that `node` cannot be merged into it.
+        This is needed if `above` has other children or a user's pin. Then `node` must not be
+        merged into it.
         """
         assert self.fragments is not None and above.fragment is not None
         try:

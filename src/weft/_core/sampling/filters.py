@@ -138,10 +138,11 @@ def filter_logits(
 def filter_or_cutoff(
     logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
 ) -> Iterator[Filtered | Cutoff]:
-    """Like `filter_logits`, but yields a `Cutoff` for rows whose kept set is too large to sort.
+    """Like `filter_logits`, but yields a `Cutoff` for some rows, whose tokens need no sort.
 
-    These are rows with top-nσ and min-p only, and rows whose most likely tokens do not reach the
-    share of top-p. The arguments are those of `filter_logits`.
+    These are all rows with top-nσ, min-p or both as their only filters. They are also rows with
+    top-p, alone or with min-p, for which too many tokens would be sorted. The arguments are those
+    of `filter_logits`.
     """
     active = arrays.active
     above = np.zeros(len(rows), dtype=bool)

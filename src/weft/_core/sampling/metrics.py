@@ -234,7 +234,7 @@ def member_of(ids: Ids) -> Ids:
 
 
 def members(groups: Ids, n_vocab: int = _SQUARE) -> Ids:
-    """Return the ids of groups [n]: int64 [n, M].
+    """Return the ids of groups [n], the columns of squares: int64 [n, M].
 
     The last member may be outside the vocabulary; see `has_ragged_groups`.
     """
@@ -261,13 +261,20 @@ def has_ragged_groups(n_vocab: int) -> bool:
 
 
 def n_groups(n_vocab: int) -> int:
-    """Return the number of groups of a vocabulary."""
+    """Return the number of groups of a vocabulary: 64 per full square of 4096 ids, at most 64 of
+    the rest.
+
+    A group is a column of a square, not a run of ids; see the module's docstring.
+    """
     squares, rest = divmod(n_vocab, _SQUARE)
     return squares * GROUP_SIZE + min(rest, GROUP_SIZE)
 
 
 def group_peaks(values: Floats) -> Floats:
-    """Return the largest value of every group: float32 [B, groups]. Cost: one pass."""
+    """Return the largest value of every group, a column of a square: float32 [B, groups].
+
+    Cost: one pass.
+    """
     n_rows, n_vocab = values.shape
     n_full = n_vocab // _SQUARE * _SQUARE
     parts = []
@@ -335,7 +342,7 @@ def rank(values: Floats, peaks: Floats, floors: Floats) -> RankedIds:
 def kth_floors(peaks: Floats, wanted: Ids) -> Floats:
     """Return for each row a value that at least wanted[row] entries reach: float32 [B].
 
-    -inf if a row has fewer groups than that.
+    -inf if a row has fewer groups than it wants entries.
 
     Args:
         peaks: `group_peaks` of the rows.

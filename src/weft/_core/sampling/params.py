@@ -381,7 +381,7 @@ def unknown_option_error(
     others = aliases or {}
     what = f"option {name!r} of {call}" if call else f"sampling option {name!r}"
     allowed = NAMES if accepted is None else accepted
-    own_name = others.get(name) or _canonical_name(name, allowed)
+    own_name = others.get(name) or _describe_own_name(name, allowed)
     if name in _UNSUPPORTED:
         hint = _UNSUPPORTED[name]
         message = f"{name}? There is no option here; {hint}"
@@ -448,8 +448,11 @@ def accepts_params_first(call: Call) -> Call:
     return cast("Call", coroutine if iscoroutinefunction(call) else plain)
 
 
-def _canonical_name(name: str, allowed: Collection[str]) -> str | None:
-    """Return Weft's name for another library's name; None if there is none in `allowed`."""
+def _describe_own_name(name: str, allowed: Collection[str]) -> str | None:
+    """Return Weft's name for another library's name, for a message; None if `allowed` has none.
+
+    If Weft's parameter is not quite the same, the result is "name (difference)".
+    """
     for own, parameter in PARAMETERS.items():
         if own not in allowed:
             continue

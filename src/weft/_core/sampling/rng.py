@@ -146,6 +146,8 @@ _MIN_NOISE = -math.log(25 * math.log(2))
 class GroupNoise(NamedTuple):
     """The largest noise of each group of tokens, and the member that has it: [B, groups].
 
+    Groups are those of `metrics`: columns of squares of ids.
+
     keys: uint64 [B], see `rng.keys_of`.
 
     largest: float64.

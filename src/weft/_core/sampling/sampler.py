@@ -374,7 +374,10 @@ class Reductions:
         self._buffers = BufferPool()
 
     def group_peaks(self, logits: Floats) -> Floats:
-        """Return the largest value of each group, NaN if the group has one: float32 [B, groups]."""
+        """Return the largest value of each group, NaN if the group has one: float32 [B, groups].
+
+        A group is a column of a 64 x 64 square of ids, not a run of ids; see `metrics`.
+        """
         return group_peaks(logits)
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:

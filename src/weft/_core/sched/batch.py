@@ -387,7 +387,7 @@ class ForwardBatch:
     def launch(self, engine: Engine, *, draws: bool) -> None:
         """Call the model with the rows of all parts.
 
-        draws: start the draws too. If False, the caller calls `draw` later.
+        draws: start the draws too. If False, call `draw` once all earlier steps have finished.
         """
         rows: list[Row] = []
         for part in self.parts:
@@ -403,7 +403,10 @@ class ForwardBatch:
                 part.attempt(part.draw)
 
     def draw(self) -> None:
-        """Start the draws of all parts from the model's output."""
+        """Start the draws of all parts from the model's output; does not wait for the results.
+
+        Call it after `launch` with `draws=False`, once all earlier steps have finished.
+        """
         for part in self.parts:
             part.attempt(part.draw)
 

@@ -153,7 +153,7 @@ class CommitJob(Job):
         for number, sequence in enumerate(self.item.sequences):
             token, sequence.job = self.item.tokens[number], None
             if sequence.kept:
-                self._use_draft(sequence, token, queues)
+                self._count_used_draft(sequence, token, queues)
             elif number in self.kept:
                 sequence.kept = self.kept[number]
             sequence.tokens.append(token)
@@ -163,8 +163,11 @@ class CommitJob(Job):
         self.ticket.resolve([self.committed[number] for number in range(self.n_paths())])
         queues.end(self)
 
-    def _use_draft(self, sequence: TokenSequence, token: int, queues: JobQueues) -> None:
-        """Use the first kept draft of a sequence as the run of its next token."""
+    def _count_used_draft(self, sequence: TokenSequence, token: int, queues: JobQueues) -> None:
+        """Remove the kept draft that was the run of `token`, and count it as accepted.
+
+        `start` has taken its logits row already. The token is added to the draft lookup.
+        """
         sequence.kept = sequence.kept[1:]
         queues.counters.decoded += 1
         queues.counters.draft_accepted += 1

@@ -593,6 +593,8 @@ class Scheduler:
     def _launch(self, step: ScheduledStep | None) -> tuple[list[ScheduledStep], float]:
         """Call the model for a step; if the engine overlaps steps, put the step in flight.
 
+        Draws are started too, except for a step in flight; see `_draw_overlapped`.
+
         step: None calls nothing, but the step in flight still has to finish.
 
         Returns: the steps to wait for now, and the seconds that the calls took.
@@ -616,16 +618,18 @@ class Scheduler:
         return to_finish, seconds
 
     def _draw_overlapped(self, step: ScheduledStep) -> float:
-        """Start the draws of the step in flight; return the seconds spent."""
+        """Start the draws of the step in flight, after earlier steps finished; return the seconds
+        spent.
+        """
         started = time.perf_counter()
         for batch in step.batches:
             batch.draw()
         return time.perf_counter() - started
 
     def _wait(self, step: ScheduledStep) -> float:
-        """Wait for the engine to finish a step; store its error in the step.
+        """Wait for the model calls and draws of a step; store an error of a call in the step.
 
-        Returns: the seconds spent waiting.
+        Does nothing if the step has failed already. Returns: the seconds spent waiting.
         """
         started = time.perf_counter()
         if step.error is None:
