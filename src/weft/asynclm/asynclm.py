@@ -621,7 +621,10 @@ class AsyncLM(AbstractAsyncLM):
         return walk(self.lm, self._place(token_ids, lora_name))
 
     def reset_async_queries(self) -> None:
-        """Cancel all pending queries: their callers get BatchAbandoned."""
+        """Cancel all submitted queries: their callers get BatchAbandoned.
+
+        Queries that wait because `batch_size` others run are not cancelled.
+        """
         for ticket in list(self._pending):
             ticket.cancel()
 

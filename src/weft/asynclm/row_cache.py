@@ -103,7 +103,8 @@ class CacheNode:
     """A snapshot of a context in the token tree: how long it is, and what is cached for it.
 
     n_tokens: number of tokens of the context.
-    has_kv: True if its last token has KV.
+    has_kv: True if the KV of its last token is in the engine's memory. A copy on the host does not
+        count.
     logits: a copy of the raw logits after it, float32 [V]; None if they are not cached.
     """
 

@@ -448,7 +448,8 @@ class Branch(
             seed: the seed of its random stream; None: a stream derived from this branch's.
             clone_logits: False leaves it without logits until it prefills or commits.
 
-        Raises: ConfigError.
+        Raises: ConfigError for an invalid position or seed, or if tokens passed to `accept` have
+            not run.
 
         Cost: O(1); with `at`, O(accepted tokens).
         """
@@ -482,6 +483,8 @@ class Branch(
 
         Runs nothing. The random stream depends on the position, so the branch draws the same tokens
         again, unless `seed` selects another stream.
+
+        Raises: ConfigError for an invalid n or seed, or if tokens passed to `accept` have not run.
 
         Cost: O(accepted tokens).
         """

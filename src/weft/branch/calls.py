@@ -137,7 +137,7 @@ class _BranchCommit:
         branch, token = self.branch, self.token
         raw, kept = branch.surprisals(token) or (None, None) if self.is_unscored else (None, None)
         if self.is_accepted:
-            branch.commit_accepted([raw])
+            branch.mark_accepted_run([raw])
         else:
             branch.last = Accepted(branch.last, branch.depth, token, raw, kept)
             if branch.sampler is self.used:
@@ -236,7 +236,7 @@ class _BranchPrefill:
         surprisals: list[float | None] = [None] * self.n_ahead
         if scores is not None:
             surprisals[self.first :] = (-scores.logprobs).tolist()
-        self.branch.commit_accepted(surprisals)
+        self.branch.mark_accepted_run(surprisals)
         self.branch.set_tip(self.place, row)
         self.branch.stream.flush()
 

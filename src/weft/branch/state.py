@@ -221,10 +221,12 @@ class State:
         record = next(islice(accepted_chain(self.last), behind, None))
         return record.own()[0] is None
 
-    def commit_accepted(self, surprisals: Sequence[float | None]) -> None:
-        """Remove tokens from `ahead` after they ran, and add the surprisals that were unknown.
+    def mark_accepted_run(self, surprisals: Sequence[float | None]) -> None:
+        """Remove the first tokens of `ahead`, which have run, and fill in their surprisals.
 
-        surprisals: one per token in nats; None where it is known already.
+        `accept_without_run` has added the tokens to the chain of accepted tokens.
+
+        surprisals: one per token that has run, in nats; None where it is known already.
         """
         n, values = len(self.ahead), list(surprisals)
         if any(value is not None for value in values):

@@ -44,18 +44,21 @@ VARIABLES = (
 
 @handle_errors
 def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
-    """Show what is installed, and try the embedded model."""
+    """Show what is installed, and try the embedded model.
+
+    The exit code is 3 if the embedded model does not work.
+    """
     out = TerminalWriter.for_stream(sys.stdout)
     if as_json:
         trial = try_embedded()
         write_object(machine_object(out, trial))
     else:
-        _system(out)
+        _write_system(out)
         engines.show(out)
         trial = try_embedded()
-        _embedded(out, trial)
-        _saved(out)
-        _on_disk(out)
+        _write_trial(out, trial)
+        _write_looms_and_environment(out)
+        _write_models(out)
         if trial.works:
             hints.suggest(["weft", "demo"], ["weft", "run", samples.story, "-n", "4"])
     if not trial.works:
@@ -138,7 +141,7 @@ def saved_looms() -> tuple[int, str, str]:
         return 0, os.environ.get("WEFT_HOME", ""), str(error)
 
 
-def _system(out: TerminalWriter) -> None:
+def _write_system(out: TerminalWriter) -> None:
     """Write the rows about Python, the machine and the environment."""
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
     if problem := clash():
@@ -162,7 +165,7 @@ def _system(out: TerminalWriter) -> None:
     row(out, "output", f"{out.console.encoding} · {shape} · {colour}")
 
 
-def _embedded(out: TerminalWriter, trial: ModelTrial) -> None:
+def _write_trial(out: TerminalWriter, trial: ModelTrial) -> None:
     """Write the row about the embedded model's trial."""
     if not trial.works:
         row(out, "model", ("x ", "red"), f"tiny does not work: {trial.error}")
@@ -179,7 +182,7 @@ def _one_token(lm: LM) -> str:
     return Loom(lm, samples.greeting).grow(max_tokens=1, temperature=0.0)[0].text
 
 
-def _saved(out: TerminalWriter) -> None:
+def _write_looms_and_environment(out: TerminalWriter) -> None:
     """Write the rows about saved looms and environment variables."""
     looms, where, problem = saved_looms()
     row(out, "looms", f"{looms} in {where}" if where else str(looms))
@@ -189,7 +192,7 @@ def _saved(out: TerminalWriter) -> None:
         row(out, "", ("  ", ""), f"{name}={value}")
 
 
-def _on_disk(out: TerminalWriter) -> None:
+def _write_models(out: TerminalWriter) -> None:
     """Write the rows about models on this machine."""
     names, where = start_screen.cached_models(), start_screen.cache_folder()
     row(
@@ -341,7 +344,7 @@ def embedded() -> DiskModel:
     import importlib.resources
 
     folder = Path(str(importlib.resources.files("weft") / "data" / TINY))
-    return _described(TINY, folder)._replace(kind="embedded; a small demo model")
+    return _describe_model(TINY, folder)._replace(kind="embedded; a small demo model")
 
 
 def smollm2() -> DiskModel:
@@ -373,7 +376,9 @@ def cached(name: str) -> DiskModel:
     except OSError:
         newest = None
     return (
-        DiskModel(name, 0, "", "nothing downloaded") if newest is None else _described(name, newest)
+        DiskModel(name, 0, "", "nothing downloaded")
+        if newest is None
+        else _describe_model(name, newest)
     )
 
 
@@ -388,8 +393,8 @@ def model_object(model: DiskModel) -> dict[str, Any]:
     }
 
 
-def _described(name: str, folder: Path) -> DiskModel:
-    """Return the row of a model in a folder, from its config.json."""
+def _describe_model(name: str, folder: Path) -> DiskModel:
+    """Return the row of a model in a folder: size, architecture, and why it cannot be loaded."""
     from ..engines.checkpoint import architectures, read_config
 
     try:

@@ -474,7 +474,10 @@ class LocalLoomSession(LoomSession):
     def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
-        """Add a text of the user below a node; see `LoomSession.add_user_text`."""
+        """Add a text of the user below a node; see `LoomSession.add_user_text`.
+
+        Call `save` to save it.
+        """
         if not text:
             raise ConfigError("the text is empty")
         if not (self.loom.chat_template_used if chat is None else chat):

@@ -576,7 +576,10 @@ class ServerLoomSession(LoomSession):
     def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
-        """Add a text of the user below a node; see `LoomSession.add_user_text`."""
+        """Add a text of the user below a node; see `LoomSession.add_user_text`.
+
+        The server saves it at once.
+        """
         if not text:
             raise ConfigError("the text is empty")
         is_turn = self.loom.chat_template_used if chat is None else chat
@@ -720,14 +723,20 @@ class ServerLoomSession(LoomSession):
 
     def undo(self) -> UndoResult:
         """Undo the last operation that is not undone yet."""
-        return self._apply("done", self.client.undo)
+        return self._undo_or_redo("done", self.client.undo)
 
     def redo(self) -> UndoResult:
         """Redo the operation that was undone last."""
-        return self._apply("undone", self.client.redo)
+        return self._undo_or_redo("undone", self.client.redo)
 
-    def _apply(self, state: str, operation: Callable[[str], Any]) -> UndoResult:
-        """Run an undo or redo on the server, read the loom again, and return what changed."""
+    def _undo_or_redo(self, state: str, operation: Callable[[str], Any]) -> UndoResult:
+        """Run an undo or redo on the server, read the loom again, and return what changed.
+
+        Args:
+            state: state, in the server's history, of the operation that changes: "done" for an
+                undo, "undone" for a redo.
+            operation: the client's method.
+        """
         operations = [each for each in self.client.history(self.id).data if each.state == state]
         logged = operations[0 if state == "done" else -1] if operations else None
         try:

@@ -132,6 +132,8 @@ class LoomSession(ABC):
     ) -> Heddle:
         """Add a text of the user below a node, and return the new node.
 
+        Call `save` afterwards: a local session has not saved the node. A server saves it at once.
+
         chat: True adds it as a chat turn, False as plain text, None like the loom's prompt.
         special: parse special tokens in plain text. A chat turn cannot use it.
         """

@@ -150,7 +150,10 @@ class CachedContext:
 
     @property
     def has_kv(self) -> bool:
-        """True if the context's last token has KV."""
+        """True if the KV of the context's last token is in the engine's memory now.
+
+        A copy on the host does not count.
+        """
         return self._node.has_kv
 
     @property

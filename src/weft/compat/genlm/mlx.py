@@ -83,6 +83,8 @@ class AsyncMlxLM(GenlmModel):
     def from_name(cls, model_name: str, **kwargs: Any) -> AsyncMlxLM:
         """Load a model with MLX; `tokenizer` is mlx-lm's own.
 
+        kwargs: keywords of the constructor.
+
         Raises: EngineUnavailable where mlx-lm is not installed.
         """
         lm = load_on_engine("mlx", model_name, None)

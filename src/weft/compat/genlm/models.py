@@ -40,6 +40,8 @@ class MockAsyncLM(AbstractAsyncLM):
         """Create a mock with the tokenizer of a model: "tiny", a folder, or a Hub id.
 
         The tokenizer is the one of Transformers if that package is installed.
+
+        kwargs: not supported; any keyword raises ConfigError.
         """
         if kwargs:
             raise ConfigError(f"MockAsyncLM takes no {', '.join(kwargs)}")
@@ -55,7 +57,7 @@ class MockAsyncLM(AbstractAsyncLM):
     ) -> Any:
         """Return the random log-probabilities after a context: float32 [V].
 
-        `lora_name` has no effect.
+        Raises: ConfigError with a `lora_name`; the mock has no LoRA adapters.
         """
         return self.next_token_logprobs_sync(token_ids, lora_name)
 
@@ -64,8 +66,9 @@ class MockAsyncLM(AbstractAsyncLM):
     ) -> Any:
         """Return the random log-probabilities after a context: float32 [V].
 
-        Like `next_token_logprobs` without `await`. The context may be empty; `lora_name` has no
-        effect.
+        Like `next_token_logprobs` without `await`. The context may be empty.
+
+        Raises: ConfigError with a `lora_name`; the mock has no LoRA adapters.
         """
         if lora_name is not None:
             raise ConfigError(f"the mock has no LoRA adapters; lora_name is {lora_name!r}")
@@ -200,7 +203,11 @@ class GenlmModel(AsyncLM):
             self._evaluate_batch([query for query in queries if query.lora_name == name], name)
 
     def reset_async_queries(self) -> None:
-        """Cancel all queued requests and their futures."""
+        """Cancel all requests that are queued by `add_query` or submitted to the scheduler.
+
+        Futures of queued requests are cancelled. Callers of submitted requests get BatchAbandoned.
+        Requests that wait because `batch_size` others run are not cancelled.
+        """
         super().reset_async_queries()
         queries, self.queries = self.queries, []
         for query in queries:
@@ -308,6 +315,7 @@ class AsyncTransformer(GenlmModel):
                 weights.
             hf_opts: keywords of `from_pretrained`. Defaults: {"device_map": "auto", "torch_dtype":
                 "auto"}; "auto" works without accelerate.
+            kwargs: keywords of the constructor.
 
         Raises: ModelLoadError for options that the loader rejects; EngineUnavailable without
         bitsandbytes.
@@ -383,7 +391,7 @@ class AsyncVirtualLM(GenlmModel):
         return self.lm.model
 
     async def release_all(self) -> None:
-        """Cancel all queued requests."""
+        """Cancel all requests, queued or submitted; see `reset_async_queries`."""
         self.reset_async_queries()
 
     def cleanup(self) -> None:
