@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import KVFull, ModelMismatch, Unsupported
+from ...errors import ModelMismatch, Unsupported
 from ..base import Fragment, Fragments, Usage
 from ..gguf import TYPES
 from .leases import PathFragment
 from .pool import ContextPool, Need, shard_of
 from .state import BlockShape, Bytes, StateError, StateLayer, read_state, write_state
+from .transfer import move, put_state, take_state
 
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 _NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -107,39 +108,7 @@ class SequenceFragments(Fragments):
         elif above is None or above.strand is None or shard_of(above) is shard_of(own):
             shard_of(own).attach(own, above)
         else:
-            self._move(own, above)
-
-    def _move(self, fragment: PathFragment, parent: PathFragment) -> None:
-        """Copy the KV of a fragment, and of all below it, to the shard of its next parent.
-
-        This is rare: two separate paths from the root later turn out to have equal tokens.
-        Raises: KVFull; nothing has changed then.
-        """
-        source, target = shard_of(fragment), shard_of(parent)
-        pieces = _subtree(fragment)
-        n = sum([piece.length for piece in pieces])
-        self.pool.reserve({target: Need(target.slots + n, target.slots + n)})
-        twins: dict[PathFragment, PathFragment] = {}
-        try:
-            for piece in pieces:
-                above = parent if piece is fragment else twins[_parent(piece)]
-                is_side_branch = piece is not fragment and piece in _parent(piece).side_branches
-                twins[piece] = twin = PathFragment(above)
-                target.insert(twin, above, piece.start, growing=is_side_branch)
-                for first, last in self._pieces(piece.start, piece.end):
-                    state = self._take_state(piece, first, last)
-                    self._put_state(twin, state, first, last)
-                twin.length = piece.length
-        except BaseException:
-            for twin in reversed(twins.values()):
-                target.drop(twin)
-            raise
-        for piece in reversed(pieces):
-            source.drop(piece)
-        for piece, twin in twins.items():
-            target.replace(twin, piece)
-        source.slots -= n
-        target.slots += n
+            move(self.pool, own, above, shard_of(above))
 
     def trim(self, fragment: Fragment, length: int) -> None:
         """Remove the slots from `length` on."""
@@ -186,7 +155,7 @@ class SequenceFragments(Fragments):
         keys: list[list[Bytes]] = [[] for _ in self.layers]
         values: list[list[Bytes]] = [[] for _ in self.layers]
         for start, end in self._pieces(own.start, own.end):
-            state = self._take_state(own, start, end)
+            state = take_state(own, start, end)
             self._collect_state(state, (start, end), keys, values)
         data: dict[str, NDArray[Any]] = {}
         for index, (of_keys, of_values) in enumerate(self.layers):
@@ -216,34 +185,13 @@ class SequenceFragments(Fragments):
             for first, last in self._pieces(start, start + length):
                 here = slice(first - start, last - start)
                 state = self._serialize_slots(keys, values, here, first)
-                self._put_state(fragment, state, first, last)
+                put_state(fragment, state, first, last)
         except BaseException:
             shard.drop(fragment)
             raise
         fragment.length = length
         shard.slots += length
         return fragment
-
-    def _take_state(self, fragment: PathFragment, start: int, end: int) -> Bytes:
-        """Serialize the KV at positions start … end - 1 of a fragment's path."""
-        shard = shard_of(fragment)
-        lease = shard.take()
-        try:
-            shard.context.copy(fragment.lease, lease, start, end)
-            return shard.context.take_state(lease)
-        finally:
-            shard.give_back(lease)
-
-    def _put_state(self, fragment: PathFragment, state: Bytes, start: int, end: int) -> None:
-        """Load KV at positions start … end - 1 into the lease of a fragment. Raises: KVFull."""
-        shard = shard_of(fragment)
-        lease = shard.take()
-        try:
-            if not shard.context.put_state(lease, state):
-                raise KVFull("llama.cpp has no room", needed=end - start, capacity=0)
-            shard.context.copy(lease, fragment.lease, start, end)
-        finally:
-            shard.give_back(lease)
 
     def _check_exportable(self) -> None:
         """Raise Unsupported if the layout of this model's serialized KV is unknown."""
@@ -366,21 +314,6 @@ class SequenceFragments(Fragments):
             of_values.append([each[here] for each in values[index:last]] if block.values else [])
             index = last
         return write_state(self.blocks, start, of_keys, of_values)
-
-
-def _subtree(fragment: PathFragment) -> list[PathFragment]:
-    """Return a fragment and all fragments below it, each after its parent."""
-    fragments, waiting = [], [fragment]
-    while waiting:
-        fragments.append(waiting.pop())
-        waiting.extend([*fragments[-1].children, *fragments[-1].side_branches])
-    return fragments
-
-
-def _parent(fragment: PathFragment) -> PathFragment:
-    """Return the parent of a fragment below others."""
-    assert fragment.parent is not None
-    return fragment.parent
 
 
 def _as_path_fragment(fragment: Fragment) -> PathFragment:

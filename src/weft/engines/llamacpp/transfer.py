@@ -1,0 +1,89 @@
+"""Serialize the KV of paths, and move paths between the contexts of a pool."""
+
+from __future__ import annotations
+
+from ...errors import KVFull
+from .leases import PathFragment
+from .pool import ContextPool, Need, Shard, shard_of
+from .state import Bytes
+
+
+def take_state(fragment: PathFragment, start: int, end: int) -> Bytes:
+    """Serialize the KV at positions start … end - 1 of a fragment's path."""
+    shard = shard_of(fragment)
+    lease = shard.take()
+    try:
+        shard.context.copy(fragment.lease, lease, start, end)
+        return shard.context.take_state(lease)
+    finally:
+        shard.give_back(lease)
+
+
+def put_state(fragment: PathFragment, state: Bytes, start: int, end: int) -> None:
+    """Load KV at positions start … end - 1 into the lease of a fragment. Raises: KVFull."""
+    shard = shard_of(fragment)
+    lease = shard.take()
+    try:
+        if not shard.context.put_state(lease, state):
+            raise KVFull("llama.cpp has no room", needed=end - start, capacity=0)
+        shard.context.copy(lease, fragment.lease, start, end)
+    finally:
+        shard.give_back(lease)
+
+
+def move(
+    pool: ContextPool, fragment: PathFragment, parent: PathFragment | None, target: Shard
+) -> None:
+    """Move a fragment, and all below it, to another context. Cost: their KV is copied twice.
+
+    A pool with several contexts has no model with a sliding window, so each fragment is copied
+    whole.
+
+    Args:
+        pool: of both contexts.
+        fragment: has slots. If `parent` is None, it is a root.
+        parent: its next parent, a fragment of `target` that ends where `fragment` starts or later.
+        target: the context.
+
+    Raises:
+        KVFull: the target has too few cells or leases. No fragment has moved then.
+    """
+    source = shard_of(fragment)
+    pieces = _subtree(fragment)
+    n = sum([piece.length for piece in pieces])
+    pool.reserve({target: Need(target.slots + n, target.slots + n)})
+    twins: dict[PathFragment, PathFragment] = {}
+    try:
+        for piece in pieces:
+            above = parent if piece is fragment else twins[_parent(piece)]
+            is_side_branch = piece is not fragment and piece in _parent(piece).side_branches
+            twins[piece] = twin = PathFragment(above)
+            target.insert(twin, above, piece.start, growing=is_side_branch)
+            if piece.length:
+                put_state(twin, take_state(piece, piece.start, piece.end), piece.start, piece.end)
+            twin.length = piece.length
+    except BaseException:
+        for twin in reversed(twins.values()):
+            target.drop(twin)
+        raise
+    for piece in reversed(pieces):
+        source.drop(piece)
+    for piece, twin in twins.items():
+        target.replace(twin, piece)
+    source.slots -= n
+    target.slots += n
+
+
+def _subtree(fragment: PathFragment) -> list[PathFragment]:
+    """Return a fragment and all fragments below it, each after its parent."""
+    fragments, waiting = [], [fragment]
+    while waiting:
+        fragments.append(waiting.pop())
+        waiting.extend([*fragments[-1].children, *fragments[-1].side_branches])
+    return fragments
+
+
+def _parent(fragment: PathFragment) -> PathFragment:
+    """Return the parent of a fragment below others."""
+    assert fragment.parent is not None
+    return fragment.parent
