@@ -19,6 +19,7 @@ from weft.engines.base import Fragment, Row, ScoreSpan, Span
 from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp import pool as pool_module
 from weft.engines.llamacpp import settings as settings_module
+from weft.engines.llamacpp import transfer as transfer_module
 from weft.engines.llamacpp.context import CellCount, Context
 from weft.engines.llamacpp.pool import ContextPool, Need, Shard, shard_of
 from weft.errors import ForwardError, KVFull, ModelLoadError
@@ -34,8 +35,10 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_module, "_FIRST_SLOTS", 256)
     monkeypatch.setattr(settings_module, "_FIRST_LEASES", 2)
     monkeypatch.setattr(settings_module, "_MAX_SLOTS", N_SLOTS)
-    monkeypatch.setattr(pool_module, "_MIN_LEASES", 2)
+    monkeypatch.setattr(pool_module, "MIN_LEASES", 2)
+    monkeypatch.setattr(transfer_module, "MIN_LEASES", 2)
     monkeypatch.setattr(pool_module, "_MIN_SLOTS", 40)
+    monkeypatch.setattr(pool_module, "_MIN_FORK_SLOTS", 20)
     monkeypatch.setattr(pool_module, "_NEW_CELLS", 256)
 
 
@@ -109,7 +112,7 @@ class World:
         self.engine, self.plain, self.store = engine, plain, engine.fragments
         self.nodes: list[Node] = []
         self.max_shards = 0
-        self.n_full = self.n_moved = 0
+        self.n_full = self.n_moved = self.n_spread = 0
 
     def tokens(self, low: int, high: int) -> list[int]:
         return [self.rng.randrange(6, 2000) for _ in range(self.rng.randint(low, high))]
@@ -181,6 +184,23 @@ class World:
             node.ids += more
         for index in range(len(rows)):
             self.check_logits(paths[index], output.logits(index))
+
+    def fork(self) -> None:
+        """Start three children of a leaf in one step."""
+        leaf = self.rng.choice(self.leaves())
+        nodes = [Node(self.tokens(1, 8), self.store.new(leaf.fragment), leaf) for _ in range(3)]
+        path, spans, shard = leaf.path(), leaf.spans(), shard_of(leaf.fragment)  # type: ignore[arg-type]
+        rows = [Row(spans, n.ids, len(path), n.fragment, (len(n.ids) - 1,)) for n in nodes]
+        try:
+            output = self.engine.forward(rows)
+        except KVFull:
+            self.n_full += 1
+            self.evict()
+            return
+        self.n_spread += shard_of(leaf.fragment) is not shard  # type: ignore[arg-type]
+        for index, node in enumerate(nodes):
+            self.add(node)
+            self.check_logits(node.path(), output.logits(index))
 
     def state(self) -> tuple[int, int]:
         shards = self.engine._pool.shards
@@ -274,9 +294,9 @@ def test_random_trees_in_several_contexts_have_the_logits_of_plain_forwards(
     engine = load()
     world = World(engine, plain, seed)
     operations: list[Callable[[], None]] = [
-        *[world.step] * 8, world.split, world.split, world.prune, world.reload, world.double,
+        *[world.step] * 8, *[world.split] * 2, world.prune, world.reload, world.double, world.fork,
     ]  # fmt: skip
-    for _ in range(160):
+    for _ in range(200):
         operation = world.rng.choice(operations) if world.nodes else world.step
         operation()
         world.check()
@@ -284,6 +304,7 @@ def test_random_trees_in_several_contexts_have_the_logits_of_plain_forwards(
     assert world.max_shards > 3
     assert world.n_full
     assert world.n_moved
+    assert world.n_spread
     while world.nodes:
         world.prune()
     world.check()
@@ -555,6 +576,73 @@ def test_prompts_fill_a_context_before_another_is_created(engine: LlamaCppEngine
     assert shards_of([child]) == [engine._pool.shards[0]]
 
 
+def fork(
+    engine: LlamaCppEngine, fragments: list[Fragment], n_tokens: int, *, first: int = 0
+) -> list[Fragment]:
+    """Start two children of each prompt in one step; return them. first: seed of prompt 0."""
+    children = [engine.fragments.new(above) for above in fragments for _ in range(2)]
+    rows = [
+        Row((Span(fragments[i // 2], n_tokens),), [5 + i % 2], n_tokens, child, (0,))
+        for i, child in enumerate(children)
+    ]
+    output = engine.forward(rows)
+    for i in range(len(children)):
+        path = [*ids_of(n_tokens, first + i // 2), 5 + i % 2]
+        alone = engine.forward([Row((), path, 0, None, (n_tokens,))]).logits(0)
+        np.testing.assert_allclose(output.logits(i), alone, atol=ATOL)
+    return children
+
+
+def one_context_of(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch, n: int, n_tokens: int
+) -> list[Fragment]:
+    """Compute prompts that all enter the first context."""
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_module, "_MIN_SLOTS", n * n_tokens)
+        return prompts(engine, *[n_tokens] * n)
+
+
+def test_prompts_that_fork_move_to_contexts_of_their_own(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragments = one_context_of(engine, monkeypatch, 3, 30)
+    (first,) = set(shards_of(fragments))
+    children = fork(engine, fragments, 30)
+    shards = shards_of(fragments)
+    assert len(set(shards)) == 3
+    assert shards[-1] is first
+    assert shards_of(children) == [shard for shard in shards for _ in range(2)]
+    assert [shard.slots for shard in shards] == [32] * 3
+    assert [shard.n_leased for shard in shards] == [2] * 3
+
+
+def test_prompts_with_branches_or_with_few_others_stay(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragments = one_context_of(engine, monkeypatch, 3, 30)
+    home = shard_of(fragments[0])  # type: ignore[arg-type]
+    early = engine.fragments.new(fragments[0])
+    engine.forward([Row((Span(fragments[0], 10),), [5], 10, early)])
+    fork(engine, fragments[:1], 30)
+    assert shards_of(fragments) == [home] * 3, "the prompt has a branch already"
+    for fragment in [early, *fragments[2:]]:
+        engine.fragments.free(fragment)
+    monkeypatch.setattr(transfer_module, "MIN_LEASES", 3)
+    fork(engine, fragments[1:2], 30, first=1)
+    assert shards_of(fragments[1:2]) == [home], "two rows are too few"
+
+
+def test_prompt_that_cannot_be_copied_forks_where_it_is(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragments = one_context_of(engine, monkeypatch, 2, 30)
+    monkeypatch.setattr(Context, "put_state", lambda *_: False)
+    children = fork(engine, fragments, 30)
+    assert len(set(shards_of(fragments + children))) == 1
+    assert [shard.slots for shard in engine._pool.shards] == [64, 0]
+    assert [shard.n_leased for shard in engine._pool.shards] == [4, 0]
+
+
 def test_scores_and_hidden_states_over_several_contexts_equal_those_of_one(
     engine: LlamaCppEngine, plain: LlamaCppEngine
 ) -> None:
@@ -619,7 +707,7 @@ class BareContext:
 def test_any_kv_that_fits_gets_its_cells(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Naive law: reserving fails if and only if the rounded needs exceed the maximum."""
     rng, count, max_cells = random.Random(seed), CellCount(), 4352
-    monkeypatch.setattr(pool_module, "_MIN_LEASES", 1)
+    monkeypatch.setattr(pool_module, "MIN_LEASES", 1)
     monkeypatch.setattr(pool_module, "_MIN_SLOTS", 1)
 
     def create(n_cells: int) -> Any:

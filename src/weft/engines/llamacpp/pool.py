@@ -20,8 +20,9 @@ from .leases import Leases, PathFragment
 
 MAX_SHARDS = 8
 CELL_BLOCK = 256  # llama.cpp rounds the number of cells up to a multiple
-_MIN_LEASES = 8  # of each shard, before another one is created: fewer rows read all weights
+MIN_LEASES = 8  # of each shard, before another one is created: fewer rows read all weights
 _MIN_SLOTS = 1024  # likewise; the masks of fewer cells cost little
+_MIN_FORK_SLOTS = 256  # of other paths, before a path that forks moves to another shard
 _NEW_CELLS = 1536  # of each shard after the first
 
 
@@ -37,7 +38,7 @@ class Shard(Leases):
     @property
     def is_crowded(self) -> bool:
         """True if the next prompt is cheaper in another shard."""
-        return self.n_leased >= _MIN_LEASES and self.slots >= _MIN_SLOTS
+        return self.n_leased >= MIN_LEASES and self.slots >= _MIN_SLOTS
 
 
 class Need(NamedTuple):
@@ -85,6 +86,11 @@ class ContextPool:
         """Number of slots of all fragments; 0 after `close`."""
         return sum([shard.slots for shard in self.shards if not shard.context.closed])
 
+    @property
+    def may_spread(self) -> bool:
+        """True if paths can be in different shards."""
+        return self._new_context is not None or len(self.shards) > 1
+
     def choose(self) -> Shard:
         """Return the shard for a path that continues no fragment; may create it.
 
@@ -95,6 +101,18 @@ class ContextPool:
             if not shard.is_crowded:
                 return shard
         return self._try_new_shard() or min(self.shards, key=lambda shard: shard.slots)
+
+    def choose_for_fork(self, shard: Shard, n_others: int) -> Shard:
+        """Return the shard for a path of `shard` from which many rows start; may create it.
+
+        n_others: slots of other paths in `shard`.
+        """
+        if n_others < _MIN_FORK_SLOTS:
+            return shard
+        best = min(self.shards, key=lambda each: each.slots)
+        if best.slots:
+            best = self._try_new_shard() or best
+        return best if best.slots + _MIN_FORK_SLOTS <= n_others else shard
 
     def _try_new_shard(self) -> Shard | None:
         """Create a shard; return None at `MAX_SHARDS`, or if cells or memory are short."""

@@ -15,6 +15,7 @@ from ..base import FutureTokens, HostOutput, Row, Score, ScoreSpan
 from .context import Floats
 from .leases import END, PathFragment
 from .pool import ContextPool, Need, Shard, shard_of
+from .transfer import spread_forks
 
 Owner = tuple[int, int]  # (number of a row, index of a token in that row)
 Collect = Callable[[Sequence[Owner], Floats], None]  # tokens and their output rows [len(tokens), …]
@@ -113,6 +114,7 @@ class Batches:
         for row in self._rows:
             if isinstance(row.kv_out, PathFragment) and row.kv_out.strand is not None:
                 shard_of(row.kv_out).make_leaf(row.kv_out)
+        self._spread_forks(busy)
         parts: dict[Shard, list[int]] = {}
         for number, row in enumerate(self._rows):
             shard = self._place_row(row, busy)
@@ -121,6 +123,21 @@ class Batches:
                 self._n_new[shard] = self._n_new.get(shard, 0) + row.n_tokens
                 shard.slots += row.n_tokens
         return parts
+
+    def _spread_forks(self, busy: Set[int]) -> None:
+        """Move paths from which many rows start to contexts of their own; see `spread_forks`.
+
+        busy: identities of the fragments that grow in this step.
+        """
+        if not self._pool.may_spread:
+            return
+        n_rows: dict[PathFragment, int] = {}
+        for row in self._rows:
+            if isinstance(row.kv_out, PathFragment) and row.kv_out.strand is None:
+                above = _last_fragment(row)
+                if above is not None and id(above) not in busy:
+                    n_rows[above] = n_rows.get(above, 0) + 1
+        spread_forks(self._pool, n_rows)
 
     def _place_row(self, row: Row, busy: Set[int]) -> Shard:
         """Return the shard of a row; insert its `kv_out` there if that has no slots.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+
 from ...errors import KVFull
 from .leases import PathFragment
-from .pool import ContextPool, Need, Shard, shard_of
+from .pool import MIN_LEASES, ContextPool, Need, Shard, shard_of
 from .state import Bytes
 
 
@@ -72,6 +75,45 @@ def move(
         target.replace(twin, piece)
     source.slots -= n
     target.slots += n
+
+
+def spread_forks(pool: ContextPool, n_rows: Mapping[PathFragment, int]) -> None:
+    """Move paths from which many rows start to contexts with fewer slots of other paths.
+
+    A path moves only if it has no branches yet, and if its rows, and those that remain, fill a
+    batch each. It stays where it is if cells or leases are short.
+
+    Args:
+        pool: of the paths.
+        n_rows: for each fragment at which rows without slots start in this step, their number.
+    """
+    forks = {above: n for above, n in n_rows.items() if n >= MIN_LEASES}
+    n_leases = {shard: shard.n_leased for shard in pool.shards}  # once all rows have started
+    for above, n in forks.items():
+        n_leases[shard_of(above)] += n - 1
+    for above, n in forks.items():
+        source = shard_of(above)
+        root = _unbranched_root(above) if n_leases[source] >= n + MIN_LEASES else None
+        if root is None:
+            continue
+        target = pool.choose_for_fork(source, source.slots - above.end)
+        if target is not source:
+            with suppress(KVFull):
+                move(pool, root, None, target)
+                n_leases[source] -= n
+
+
+def _unbranched_root(leaf: PathFragment) -> PathFragment | None:
+    """Return the first fragment of a leaf's path; None if other paths share part of it.
+
+    Cost: one step per fragment of the path.
+    """
+    root, below = leaf, None
+    while not root.is_loose and not root.side_branches and root.children.keys() <= {below}:
+        if root.parent is None:
+            return root
+        root, below = root.parent, root
+    return None
 
 
 def _subtree(fragment: PathFragment) -> list[PathFragment]:
