@@ -39,8 +39,8 @@ def move(
 ) -> None:
     """Move a fragment, and all below it, to another context. Cost: their KV is copied twice.
 
-    A pool with several contexts has no model with a sliding window, so each fragment is copied
-    whole.
+    A pool has several contexts only if the model has no sliding window. So a state contains all
+    cells of a fragment.
 
     Args:
         pool: of both contexts.
