@@ -175,14 +175,14 @@ def check_model(header: GGUF) -> None:
         raise Unsupported(f"{file} is a {values['general.type']}, not a model")
     if name == "clip" or "token_embd.weight" not in header.tensors:
         raise Unsupported(f"{file} is no language model: it has no token embeddings ({name})")
-    n_layers = _number(header, "block_count", 1, _MAX_LAYERS)
-    n_embd = _number(header, "embedding_length", 1, 1 << 24)
-    _number(header, "context_length", 1, 1 << 30)
+    n_layers = _checked_int(header, "block_count", 1, _MAX_LAYERS)
+    n_embd = _checked_int(header, "embedding_length", 1, 1 << 24)
+    _checked_int(header, "context_length", 1, 1 << 30)
     n_vocab = _check_vocabulary(header, n_embd)
     _check_heads(header, n_layers, n_embd)
-    _number(header, "vocab_size", 1, 1 << 24, default=n_vocab)
-    n_experts = _number(header, "expert_count", 0, _MAX_EXPERTS, default=0)
-    n_used = _number(header, "expert_used_count", 0, _MAX_EXPERTS, default=0)
+    _checked_int(header, "vocab_size", 1, 1 << 24, default=n_vocab)
+    n_experts = _checked_int(header, "expert_count", 0, _MAX_EXPERTS, default=0)
+    n_used = _checked_int(header, "expert_used_count", 0, _MAX_EXPERTS, default=0)
     if n_used > n_experts or (n_used == 0) != (n_experts == 0):
         raise _broken_file(file, f"it uses {n_used} of {n_experts} experts")
     for key, value in values.items():
@@ -207,9 +207,9 @@ def _check_heads(header: GGUF, n_layers: int, n_embd: int) -> None:
         return
     if header.of_model("attention.key_length") is None and n_embd % n_heads:
         raise _broken_file(file, f"an embedding of {n_embd} has no {n_heads} heads of equal size")
-    size = _number(header, "attention.key_length", 1, 1 << 16, default=n_embd // n_heads)
-    _number(header, "attention.value_length", 1, 1 << 16, default=size)
-    rotary = _number(header, "rope.dimension_count", 0, 1 << 16, default=size)
+    size = _checked_int(header, "attention.key_length", 1, 1 << 16, default=n_embd // n_heads)
+    _checked_int(header, "attention.value_length", 1, 1 << 16, default=size)
+    rotary = _checked_int(header, "rope.dimension_count", 0, 1 << 16, default=size)
     if header.of_model("attention.kv_lora_rank") is None and (rotary > size or rotary % 2):
         raise _broken_file(file, f"heads of size {size} cannot rotate {rotary} dimensions")
 
@@ -274,8 +274,16 @@ def _check_bytes(header: GGUF, kind: object, tokens: list[str]) -> None:
             raise _broken_file(header.file, f"its tokenizer cannot write the byte {missing[0]}")
 
 
-def _number(header: GGUF, key: str, low: int, high: int, default: int | None = None) -> int:
-    """Return an integer of the model, between `low` and `high`. Raise ModelLoadError otherwise."""
+def _checked_int(header: GGUF, key: str, low: int, high: int, default: int | None = None) -> int:
+    """Return the integer at `<architecture>.<key>`, the largest one if it is a list per layer.
+
+    Args:
+        low, high: range of allowed values, both included. In a list, 0 is allowed too.
+        default: the value if the key is missing; None: the key is required.
+
+    Raises:
+        ModelLoadError: the value is not an integer in this range.
+    """
     value = header.of_model(key, default)
     if isinstance(value, list) and value:  # some families have one value per layer
         invalid = [each for each in value if not _is_int(each, 0, high)]
@@ -292,7 +300,13 @@ def _number(header: GGUF, key: str, low: int, high: int, default: int | None = N
 def _per_layer(
     header: GGUF, key: str, n_layers: int, default: Sequence[int] | None = None
 ) -> Sequence[int]:
-    """Return a value for each layer; the header may have one for all."""
+    """Return the integers at `<architecture>.<key>`, one per layer or more.
+
+    default: the value if the key is missing; None: the key is required. A single integer in the
+    header counts for all layers.
+
+    Raises: ModelLoadError for fewer values than layers, and for values that are not in 0 … 65536.
+    """
     value = header.of_model(key, default)
     values = value if isinstance(value, list) else [value] * n_layers
     if len(values) < n_layers or not all(_is_int(each, 0, 1 << 16) for each in values):

@@ -38,7 +38,8 @@ def mlx_lm_keys(config: Mapping[str, Any], *, n_ctx: int | None = None) -> dict[
 
     Args:
         config: content of config.json.
-        n_ctx: longest path. A longrope model gets its short factors where they suffice.
+        n_ctx: the context length in use; None if it is not limited. A longrope model gets its short
+            factors if the context is not longer than the one that they were trained for.
     """
     text = config.get("text_config")
     entries = _entries_of_level(config, n_ctx)
@@ -64,7 +65,7 @@ def _replacement_entries(
 ) -> dict[str, Any]:
     """Return replacements of the entries whose values mlx-lm does not understand.
 
-    family: the config's model_type.
+    family: the config's model_type. n_ctx: see `_rope_entries`.
     """
     entries: dict[str, Any] = {}
     if config.get("rope_parameters"):
@@ -80,7 +81,10 @@ def _replacement_entries(
 
 
 def _rope_entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
-    """Return the rotary parameters under older keys, such as `rope_theta` and `rope_scaling`."""
+    """Return the rotary parameters under older keys, such as `rope_theta` and `rope_scaling`.
+
+    n_ctx: the context length in use, which selects longrope's factors; see `mlx_lm_keys`.
+    """
     stored = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(stored, Mapping):
         return {}
@@ -125,7 +129,11 @@ def _older_rope_scaling(
 def _choose_longrope_factors(
     config: Mapping[str, Any], scaling: dict[str, Any], n_ctx: int | None
 ) -> dict[str, Any]:
-    """Replace the long factors, which mlx-lm always uses, by the short ones if `n_ctx` allows."""
+    """Replace the long factors, which mlx-lm always uses, by the short ones if `n_ctx` is short.
+
+    n_ctx: the context length in use. It is short if it is at most
+        `original_max_position_embeddings`.
+    """
     key = "original_max_position_embeddings"
     original = scaling.get(key) or config.get(key)
     if original:

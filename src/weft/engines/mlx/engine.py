@@ -154,8 +154,11 @@ class MlxEngine(Engine):
     def check_folder(self, folder: Path) -> None:
         """Check that `mlx_lm.load` used the values of config.json.
 
+        Returns without a check if the shape of the model differs: then the folder only has the
+        tokenizer. Differences that matter less are logged as a warning.
+
         Raises:
-            Unsupported: a value differs.
+            Unsupported: a value differs that makes results wrong.
         """
         stored, own = read_config(folder), config_of(self.model)
         if any(stored.get(key) != own.get(key) for key in _SHAPE):
@@ -253,7 +256,10 @@ class MlxEngine(Engine):
         return self._worker.call(on_device)
 
     def _make_cache(self) -> list[Any]:
-        """Return empty caches of the model's own types, one per layer."""
+        """Return empty caches, one per layer: of the model's own types, or rotating caches.
+
+        Rotating caches are used if all layers have a sliding window that mlx-lm does not apply.
+        """
         return make_cache(self.model, self._windows.slots)
 
     def _select_attention(self, n_ctx: int | None, fingerprint: str) -> None:

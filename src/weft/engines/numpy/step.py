@@ -423,7 +423,7 @@ _MAX_VECTORS = (
 
 
 class KVPart(Protocol):
-    """A part of the stored KV, and the queries of a block that attend to it.
+    """A part of the stored KV, and the queries of a `QueryBlock` that attend to it.
 
     `where`: slice or indices of these n queries in the block.
     """
@@ -451,7 +451,7 @@ class SpanPart:
 
     Args:
         spans: views, [L, 2, K, S, D] each.
-        where: queries of the block.
+        where: slice or indices of the queries in their `QueryBlock`.
         causal_mask: [n, 1, n], added to the last n slots if they are the queries' own.
     """
 
@@ -495,7 +495,7 @@ class TailPart:
 
     Args:
         tails: a view, [L, 2, n, K, S, D].
-        where: queries of the block.
+        where: slice of the queries in their `QueryBlock`.
         mask: [n, 1, S], added to the scores: 0 or -inf. None: all slots count.
     """
 
@@ -524,7 +524,7 @@ class TailPart:
 def attend(
     queries: Floats, own: Sequence[KVPart], shared: Sequence[KVPart], layer: int, out: Floats
 ) -> None:
-    """Compute exact attention of one block over all its parts of KV, and write it to `out`.
+    """Compute exact attention of one `QueryBlock` over all its parts, and write it to `out`.
 
     Args:
         queries: [K, N, G, D].

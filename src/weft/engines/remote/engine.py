@@ -202,8 +202,9 @@ class RemoteEngine(Engine):
         return self._text
 
     def sampling_defaults(self) -> ModelDefaults:
-        """Return the defaults of the model; in chats the server chooses the sampling.
+        """Return the default parameters; they do not depend on the model's files.
 
+        Raw prompts use temperature 1 without filters. In chats the server chooses the sampling.
         With `steps`, Weft samples some tokens itself. Chats then use `CHAT_SAMPLING`, without
         filters that the server applies differently.
         """

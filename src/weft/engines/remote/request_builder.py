@@ -64,7 +64,11 @@ class RequestBuilder:
     # Unsupported parameters
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
-        """Return the first parameter that the server would not honour exactly; None if none."""
+        """Return the reason why the server would not honour a parameter exactly; None if it honours
+        all.
+
+        The reason is of the first such parameter, which it names.
+        """
         is_greedy = params.temperature == 0
         used = [
             name
@@ -102,7 +106,8 @@ class RequestBuilder:
         return None
 
     def _filter_order_obstacle(self, params: SamplingParams, used: Sequence[str]) -> str | None:
-        """Return a parameter that the server applies in another order than Weft; None if none.
+        """Return the reason why the server's order of temperature and filters gives another result
+        than Weft's; None if it does not.
 
         used: names of the parameters that are on.
         """

@@ -111,13 +111,16 @@ class PieceTokenizer(Tokenizer):
         return 0
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
-        """Return the ids of a text, one per word. Raises: Unsupported with `add_bos`."""
+        """Return the ids of a text: one per word, several for a word of more than 64 bytes.
+
+        special: parse role names such as <|user|> as roles. Raises: Unsupported with `add_bos`.
+        """
         if add_bos:
             raise Unsupported(f"a begin token {self._needs}")
         return self._encode(text, special=special)
 
     def continuation(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text that continues another, one per word."""
+        """Return the ids of a text that continues another; see `encode`."""
         return self._encode(text, special=special)
 
     def chat_ids(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
@@ -147,7 +150,7 @@ class PieceTokenizer(Tokenizer):
         return self.token_text(token_id)
 
     def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
-        """Return the ids of a text, one per word."""
+        """Return the ids of a text; see `encode`. `decorated` has no effect: there is no BOS."""
         if not special:
             return pieces_of(text.encode(errors="replace"))
         ids: list[int] = []
@@ -174,7 +177,7 @@ class PieceTokenizer(Tokenizer):
 
 
 def pieces_of(text: bytes) -> list[int]:
-    """Return the ids of a text, one per word."""
+    """Return the ids of a text: one per word, several for a word of more than `MAX_BYTES`."""
     ids = []
     for match in _WORDS.finditer(text):
         word = match[0]

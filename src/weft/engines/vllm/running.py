@@ -163,7 +163,7 @@ class RunningEngine:
         self.engine = None
 
     def _shut_down(self) -> None:
-        """Stop vLLM's processes and the loop."""
+        """Stop vLLM's processes and the loop. The buffer is freed with this object."""
         with contextlib.suppress(Exception):
             self.loop.post(cancel_output_handler, self.engine)
             # vLLM's workers on CPUs do not exit within its own timeout.

@@ -64,7 +64,10 @@ class FusedDecoder:
         ]
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Run the layers over packed tokens, both [1, T]; return hidden states [T, E]."""
+        """Run the layers and the final norm over packed tokens; return hidden states [T, E].
+
+        token_ids, positions: [1, T].
+        """
         step = self._call.step
         assert step is not None
         x = F.embedding(token_ids[0], self._embedding.weight)
@@ -84,7 +87,10 @@ class FusedDecoder:
         return _normed(x, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, V] of hidden states [n, E]."""
+        """Return logits [n, V] of hidden states [n, E], which are those after the final norm.
+
+        Applies `lm_head` only. The known models do not scale or cap logits.
+        """
         return apply_linear(hidden, self._output)
 
 

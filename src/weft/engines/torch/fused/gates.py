@@ -54,7 +54,11 @@ def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def _run_gated_mlp(part: nn.Module, step: AttentionStep, form: _GatedMlp, x: Tensor) -> Any:
-    """Run a gated MLP with the step's kernel; None: the module's own code must run."""
+    """Run a gated MLP, with the step's kernel if it supports the inputs, else as plain operations.
+
+    Returns: None if the module's own code must run: the dtype or the activation module is not the
+    one of the check.
+    """
     modules: dict[str, Any] = part._modules
     act = modules[form.act]
     if x.dtype != form.dtype or act is not form.act_module or not is_bare(act):

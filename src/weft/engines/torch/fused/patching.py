@@ -22,7 +22,9 @@ def patch_forward(
     run: Run,
     n_inputs: tuple[int, ...] = (1,),
 ) -> int:
-    """Make modules of known kinds use a kernel in steps, by replacing their class.
+    """Make modules of known kinds use a kernel in steps with fused operations.
+
+    The class of such a module becomes a subclass, whose forward calls `run`.
 
     Args:
         recognize: returns a description of what a module computes; None leaves the module as it is.

@@ -35,7 +35,10 @@ class _RotaryFormula(NamedTuple):
     every: int = 1
 
     def pairs(self, size: int, width: int) -> RotaryLayout | None:
-        """Return the pairing for heads of `size` dimensions and `width` cosines, or None."""
+        """Return which dimensions of a head are rotated together; None if the formula does not fit.
+
+        size: dimensions of a head. width: cosines per token.
+        """
         n = 2 * width if self.cosines == "half" else width
         is_known = n == size or (self.cosines == "part" and n < size and n % 2 == 0)
         return RotaryLayout(n, self.are_neighbours, self.every) if is_known else None
@@ -90,7 +93,7 @@ def _patched_class(
     None if `kind.forward` does not call a rotary function with a known formula.
     """
     own: Any = kind.forward
-    caller = _caller(own)
+    caller = _undecorated_caller(own)
     plain = None if caller is None else caller.__globals__.get(_NAME)
     form = None if plain is None else _recognize(plain, dtype)
     if plain is None or form is None:
@@ -105,8 +108,8 @@ def _patched_class(
     return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
 
 
-def _caller(function: Any) -> FunctionType | None:
-    """Return the function, below any decorators, whose code calls `apply_rotary_pos_emb`.
+def _undecorated_caller(function: Any) -> FunctionType | None:
+    """Return the function below all decorators, if its code calls `apply_rotary_pos_emb`.
 
     None if the code does not name it, or a decorator is not a closure over the function.
     """
@@ -116,11 +119,14 @@ def _caller(function: Any) -> FunctionType | None:
     if inner is None:
         return function if _NAME in function.__code__.co_names else None
     contents = [cell.cell_contents for cell in function.__closure__ or ()]
-    return _caller(inner) if any(value is inner for value in contents) else None
+    return _undecorated_caller(inner) if any(value is inner for value in contents) else None
 
 
 def _with_replacement(function: Any, replacement: Callable[..., Any]) -> FunctionType:
-    """Return a copy of a function whose caller, see `_caller`, calls a replacement."""
+    """Return a copy of a function that calls `replacement` instead of `apply_rotary_pos_emb`.
+
+    Decorators are copied too: the copy has the same ones around its `_undecorated_caller`.
+    """
     inner, closure, names = getattr(function, "__wrapped__", None), function.__closure__, None
     if inner is None:
         names = {**function.__globals__, _NAME: replacement}

@@ -41,8 +41,8 @@ def attend(
     Returns:
         Output [B, K, Q, Dv] and log-sum-exp float32 [B, K, Q]; zeros and -inf for a dead query.
     """
-    if is_fused(q, v, spec):
-        return _attend_fused(q, k, v, spec.scale, mask)
+    if can_use_flash(q, v, spec):
+        return _attend_flash(q, k, v, spec.scale, mask)
     return plain(q, k, v, spec, mask)
 
 
@@ -71,14 +71,14 @@ def attend_causal(
 
     Args:
         q: [R, H, n, D]; k: [R, K, n, D]; v: [R, K, n, Dv]; H is a multiple of K.
-        bands: `causal_bands(n, window)` for a window, or if the device has no fused operation.
+        bands: `causal_bands(n, window)` for a window, or if `can_use_flash` is False.
 
     Returns:
         Output [R, H, n, Dv] and log-sum-exp float32 [R, H, n].
     """
     n_rows, n_heads, n, _ = q.shape
     group = n_heads // k.shape[1]
-    if bands is None and is_fused(q, v, spec):
+    if bands is None and can_use_flash(q, v, spec):
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -148,12 +148,15 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     out.mul_(torch.sigmoid(lse - sinks).unsqueeze(-1).to(out.dtype))
 
 
-def is_fused(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
-    """Return True if `attend` can use PyTorch's fused operation for these queries and values."""
+def can_use_flash(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
+    """Return True if `attend` can use PyTorch's flash attention, which is used on CPUs only.
+
+    It supports no softcap, and only keys and values of the same size.
+    """
     return q.device.type == "cpu" and spec.softcap is None and q.shape[-1] == v.shape[-1]
 
 
-def _attend_fused(
+def _attend_flash(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask | None
 ) -> tuple[Tensor, Tensor]:
     """Compute `attend` by PyTorch's flash attention for CPUs. scale: factor of the scores."""

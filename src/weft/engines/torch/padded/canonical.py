@@ -35,7 +35,10 @@ class CanonicalBackend(PaddedBackend):
 
 
 class CanonicalStep(PaddedStep):
-    """One step. Cost: copies the KV of each row's path, in each layer."""
+    """One step whose bits do not depend on other rows: it attends to a copy of each row's path.
+
+    Cost: copies the KV of each row's path, in each layer.
+    """
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
@@ -60,7 +63,7 @@ class CanonicalStep(PaddedStep):
     def _row(
         self, row: Row, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> Tensor:
-        """Return the results of one row's tokens, [n, H, Dv]."""
+        """Return the attention of one row's tokens to the row's full path: [n, H, Dv]."""
         n, n_kv = row.n_tokens, k.shape[0]
         length = row.position + n
         padding = -length % _KEYS

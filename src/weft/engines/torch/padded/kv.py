@@ -239,7 +239,11 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
     # What the engine's step needs
 
     def single_sequence_for(self, rows: Sequence[Row]) -> SingleSequenceCache | None:
-        """Return the contiguous copy of a row that steps alone, from its second such step on."""
+        """Return the contiguous copy of the path of a row that steps alone; None: do not use one.
+
+        It exists from the row's second such step on. The step must have one token; see
+        `is_single_sequence`. Any other step frees the copy.
+        """
         last, self._last = self._last, None
         if not is_single_sequence(rows, self):
             self.single_sequence = None

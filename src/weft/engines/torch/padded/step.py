@@ -19,8 +19,8 @@ from .attention import (
     apply_sinks,
     attend,
     attend_causal,
+    can_use_flash,
     causal_bands,
-    is_fused,
 )
 from .kv import PaddedKVFragment, PaddedKVPool, SingleSequenceCache, TorchTailBuffer
 from .shared_prefixes import (
@@ -334,7 +334,7 @@ class PaddedStep(AttentionStep):
 
 def _is_plain(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
     """Return True if a layer has no window and no sinks, and the fused operation supports it."""
-    return spec.window is None and spec.sinks is None and is_fused(q, v, spec)
+    return spec.window is None and spec.sinks is None and can_use_flash(q, v, spec)
 
 
 @dataclass(slots=True)

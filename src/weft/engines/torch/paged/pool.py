@@ -310,9 +310,10 @@ class SlotPool(KVBackend):
         return kv.at
 
     def regions(self, lists: Sequence[PagedFragment]) -> NDArray[np.int64]:
-        """Return the start and room of the regions of growing lists, and their lengths: [3, n].
+        """Return the regions of growing lists in the table: [3, n], start, room and filled slots.
 
-        Regions have room for twice the list.
+        Lists without a valid region, or whose region is full, get a new one. It has room for twice
+        the list.
         """
         age = self.table.age
         for kv in lists:

@@ -38,7 +38,7 @@ class TorchReductions(Reductions):
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
         """Return the sums for log-probabilities and entropies; see `Reductions.moments`."""
-        parts = _row_parts(logits)
+        parts = _row_batches(logits)
         if parts is None:
             return super().moments(logits, peak)
         rows, tops = torch.from_numpy(logits), torch.from_numpy(peak)[:, None]
@@ -58,7 +58,7 @@ class TorchReductions(Reductions):
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
         """Return the total weight of each row at a temperature; see `Reductions.mass`."""
-        parts = _row_parts(logits)
+        parts = _row_batches(logits)
         if parts is None:
             return super().mass(logits, largest, temperature)
         rows, tops = torch.from_numpy(logits), torch.from_numpy(largest)[:, None]
@@ -70,9 +70,10 @@ class TorchReductions(Reductions):
         return total.double().numpy()
 
 
-def _row_parts(logits: Floats) -> list[slice] | None:
-    """Return slices of rows of equal length that are reduced together; None: NumPy reduces the
-    rows.
+def _row_batches(logits: Floats) -> list[slice] | None:
+    """Return slices of the row axis, with one row per thread in each; None: NumPy reduces the rows.
+
+    If there are fewer rows than threads, the only slice has all rows. The last two may overlap.
     """
     n_rows, n_threads = len(logits), torch.get_num_threads()
     if not logits.flags.writeable or (n_rows == 1 and n_threads > 1):
