@@ -2352,7 +2352,11 @@ export interface components {
             /** @description A node whose path keeps its KV; null: none. */
             keep?: number | string | null;
         };
-        /** @description A sibling to add that shares a node's first tokens, then has another token or text. */
+        /**
+         * @description A sibling to add that shares a node's first tokens, then has another token or text.
+         *
+         *     Without `token_id` and `text`, it ends after the shared tokens.
+         */
         ForkNode: {
             /** @description Number of shared tokens. */
             at_token: number;

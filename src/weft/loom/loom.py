@@ -188,7 +188,7 @@ class Loom(Heddle):
         return loom
 
     def _encode_own(self, text: str) -> list[int]:
-        """Tokenize a new text of the root; special tokens in it are parsed."""
+        """Tokenize a new text of the root: special tokens in it are parsed, and no BOS is added."""
         # The text of a root shows its special tokens, so they are parsed again.
         return self._binding.text_lm().text.encode(text, special=True, add_bos=False)
 

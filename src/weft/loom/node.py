@@ -203,6 +203,7 @@ class HeddleState(
         return self._binding.text_lm().text.continuation(text, special=special) if text else []
 
     def _encode_own(self, text: str) -> list[int]:
+        """Tokenize a new text of this node, as a continuation; the root overrides this."""
         return self._encode(text)
 
     # Neighbors

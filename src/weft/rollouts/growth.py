@@ -275,6 +275,9 @@ def _grow_by_levels(
 def _n_children(n: int, width: int | None, n_left: int | None) -> int:
     """Return the number of paths at a branch point that `n` rollouts share.
 
+    The last branch point gets a path per rollout. Others get `width` paths, at most `n`.
+
+    width: None: 2, or with `n_left` the same number at all points left, rounded up.
     n_left: branch points from this one to the last; None: any number.
     """
     if n_left == 1:
@@ -296,7 +299,8 @@ def _grow_by_entropy(
 ) -> None:
     """Grow `width` complete paths, then branch at the highest entropies until trees are full.
 
-    A round branches at most once per path of the tree.
+    A round adds at most as many branch points as the tree has leaves. Several of them may be on one
+    path; see `_branch_points`.
     """
     limit = sampler.max_tokens
     paths = [

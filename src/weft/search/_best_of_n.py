@@ -282,7 +282,15 @@ class Answers:
         return votes
 
     def _ranked(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
-        """Return `answers`, best first: by the caller's value, else the most frequent answer."""
+        """Return `answers`, best first.
+
+        If the caller has given a value and votes are not weighted, it decides. With a checker, wrong
+        answers come last.
+
+        Otherwise nodes with the winning answer come first. Among equals, correct answers precede
+        wrong ones, then complete ones precede incomplete ones. The last key is the score if votes
+        are weighted, else the mean logprob.
+        """
         if search.value is not None and not self.is_weighted:
             return sorted(
                 ranked(answers), key=lambda node: self.is_checked and not search.is_solved(node)

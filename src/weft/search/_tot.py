@@ -94,7 +94,11 @@ class BreadthFirst:
         return [WorkItem(node) for node in kept if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Keep the `breadth` best new nodes, one per state; return them, best first."""
+        """Keep the `breadth` best new nodes, one per state; return them, best first.
+
+        States of the start node and of nodes that earlier rounds kept are left out. The ids of the
+        kept nodes are stored in `search.state`.
+        """
         earlier = [each for ids in self._ids(search, search.round) for each in ids]
         before = {search.merge_key(node) for node in [search.start, *search.nodes_by_id(earlier)]}
         new = best_per_state(search, self.judge, candidates)

@@ -238,7 +238,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: str = "") -
     """Return an HTML table.
 
     Args:
-        head: titles of the columns.
+        head: titles of the columns, which are HTML already. Empty: the table has no header row.
         rows: cells that are HTML already.
         more: HTML after the table.
     """

@@ -27,9 +27,10 @@ Part = str | tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TerminalWriter:
-    """A writer for an output stream; on terminals it escapes control characters in text.
+    """A writer for an output stream that escapes control characters in text.
 
-    Model output may contain escape sequences that would change the terminal.
+    Model output may contain escape sequences that would change the terminal. Only `write` to a file
+    or pipe leaves them as they are.
 
     console: Rich's console for the stream.
     is_live: the stream is a terminal that can redraw lines.

@@ -399,7 +399,10 @@ class PathReply(ResponseModel):
 
 
 class ForkNode(RequestModel):
-    """A sibling to add that shares a node's first tokens, then has another token or text."""
+    """A sibling to add that shares a node's first tokens, then has another token or text.
+
+    Without `token_id` and `text`, it ends after the shared tokens.
+    """
 
     at_token: int = Field(ge=0, description="Number of shared tokens.")
     token_id: int | None = Field(default=None, description="The token that replaces the next one.")

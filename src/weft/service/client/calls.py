@@ -382,7 +382,8 @@ def fork(loom: str, node: Node, at_token: int, **options: Any) -> ApiCall[_nodes
     """Add a sibling that shares a node's first tokens.
 
     at_token: number of shared tokens.
-    options: fields of `ForkNode`: the token or the text that follows them.
+    options: fields of `ForkNode`: the token or the text that follows them. Without these, nothing
+        follows.
     """
     request = _build_request(_nodes.ForkNode, at_token=at_token, **options)
     return _post(f"{_node_path(loom, node)}/fork", request, _nodes.Changed)

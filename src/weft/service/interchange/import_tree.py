@@ -222,7 +222,12 @@ def _prompt_ids(sketch: Sketch, lm: LM) -> list[int]:
 
 
 def _add_child(parent: Heddle, knot: Knot, sketch: Sketch, lm: LM | None) -> Heddle:
-    """Append a child with a knot's tokens, or with its text in the tokens of the model."""
+    """Append a child with a knot's tokens, or with its text in the tokens of the model.
+
+    Counts texts that tokenizing changes in `sketch.notes`.
+
+    lm: None: the child gets the text and no tokens.
+    """
     text = knot.text
     if lm is None:
         node = new_child(parent)

@@ -26,8 +26,8 @@ def text_lines(part: Selection) -> Iterator[str]:
 def path_text(part: Selection) -> str:
     """Return the texts from the root to `part.node` as one readable text, for the "text" export.
 
-    If the prompt used a chat template, it is a separate paragraph. If the nodes have chat roles,
-    the text is a list of messages with their roles.
+    If the prompt used a chat template, it is a separate paragraph that starts with "> ". If nodes
+    have chat roles, the text is a list of messages with their roles.
     """
     loom, path = part.loom, part.node.path
     if any(ROLE in node.meta for node in path):

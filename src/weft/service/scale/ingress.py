@@ -124,7 +124,10 @@ class Ingress:
 
 
 def _without_security_headers(message: Message) -> Message:
-    """Remove the replica's request id and security headers, which the ingress adds again."""
+    """Remove the replica's request id and security headers, which the ingress adds again.
+
+    Changes the message in place and returns it. Only the start of a response has headers.
+    """
     if message["type"] == "http.response.start":
         headers = message.get("headers", ())
         message["headers"] = [

@@ -107,6 +107,8 @@ def load(loom: Loom, path: str | os.PathLike[str]) -> KVLoadResult:
 
     Problems with the file are returned as the notice, not raised. Missing KV is computed when it is
     needed. Cost: two copies of the file in host memory.
+
+    path: the sidecar itself; see `path_for`.
     """
     lm = lm_of(loom)
     try:
