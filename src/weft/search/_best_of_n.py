@@ -284,8 +284,8 @@ class Answers:
     def _ranked(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
         """Return `answers`, best first.
 
-        If the caller has given a value and votes are not weighted, it decides. With a checker, wrong
-        answers come last.
+        If the caller has given a value and votes are not weighted, it decides. With a checker,
+        wrong answers come last.
 
         Otherwise nodes with the winning answer come first. Among equals, correct answers precede
         wrong ones, then complete ones precede incomplete ones. The last key is the score if votes

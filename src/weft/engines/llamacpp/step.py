@@ -108,26 +108,26 @@ class Batches:
 
         Returns: the row numbers in each shard.
         """
-        busy = {id(row.kv_out) for row in self._rows if row.kv_out is not None}
-        if len(busy) != sum([row.kv_out is not None for row in self._rows]):
+        growing = {id(row.kv_out) for row in self._rows if row.kv_out is not None}
+        if len(growing) != sum([row.kv_out is not None for row in self._rows]):
             raise ForwardError("two rows write into one fragment")
         for row in self._rows:
             if isinstance(row.kv_out, PathFragment) and row.kv_out.strand is not None:
                 shard_of(row.kv_out).make_leaf(row.kv_out)
-        self._spread_forks(busy)
+        self._spread_forks(growing)
         parts: dict[Shard, list[int]] = {}
         for number, row in enumerate(self._rows):
-            shard = self._place_row(row, busy)
+            shard = self._place_row(row, growing)
             parts.setdefault(shard, []).append(number)
             if row.kv_out is not None:
                 self._n_new[shard] = self._n_new.get(shard, 0) + row.n_tokens
                 shard.slots += row.n_tokens
         return parts
 
-    def _spread_forks(self, busy: Set[int]) -> None:
+    def _spread_forks(self, growing: Set[int]) -> None:
         """Move paths from which many rows start to contexts of their own; see `spread_forks`.
 
-        busy: identities of the fragments that grow in this step.
+        growing: identities of the fragments that grow in this step.
         """
         if not self._pool.may_spread:
             return
@@ -135,14 +135,15 @@ class Batches:
         for row in self._rows:
             if isinstance(row.kv_out, PathFragment) and row.kv_out.strand is None:
                 above = _last_fragment(row)
-                if above is not None and id(above) not in busy:
+                if above is not None and id(above) not in growing:
                     n_rows[above] = n_rows.get(above, 0) + 1
         spread_forks(self._pool, n_rows)
 
-    def _place_row(self, row: Row, busy: Set[int]) -> Shard:
+    def _place_row(self, row: Row, growing: Set[int]) -> Shard:
         """Return the shard of a row; insert its `kv_out` there if that has no slots.
 
-        busy: identities of the fragments that grow in this step.
+        growing: identities of the fragments that grow in this step. A child of such a fragment
+            becomes a side branch with a lease of its own.
         """
         fragment = row.kv_out
         if isinstance(fragment, PathFragment) and fragment.strand is not None:
@@ -150,8 +151,8 @@ class Batches:
         above = _last_fragment(row)
         shard = self._pool.choose() if above is None else shard_of(above)
         if isinstance(fragment, PathFragment):
-            grows = above is not None and id(above) in busy
-            shard.insert(fragment, above, row.position, growing=grows)
+            is_growing = above is not None and id(above) in growing
+            shard.insert(fragment, above, row.position, growing=is_growing)
             self._fresh.append(fragment)
         return shard
 
