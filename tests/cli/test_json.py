@@ -78,6 +78,34 @@ def test_min_tokens_delays_stop_strings(json_of, weft, tmp_path) -> None:
     assert "--min-tokens and --json-schema exclude each other" in both.stderr
 
 
+def test_token_limits_apply_to_run_and_grow(json_of) -> None:
+    few = ("-n", "1", "--max-tokens", "8", "--temp", "0")
+    plain, *_ = json_of("run", "--raw", "Once upon a time", *few)["branches"]
+    word, ids = max(plain["text"].split(), key=len), plain["token_ids"]
+    for verb in (("run", "--raw", "Once upon a time"), ("grow", "0")):
+        (without,) = json_of(*verb, *few, "--bad-words", word)["branches"]
+        assert without["text"]
+        assert word not in without["text"]
+        stop = ("--stop-token-ids", "7", "--stop-token-ids", str(ids[-1]))
+        (short,) = json_of(*verb, *few, *stop)["branches"]
+        assert short["token_ids"] == ids[: ids.index(ids[-1])]
+        allowed = ("--allowed-token-ids", str(ids[0]), "--allowed-token-ids", str(ids[1]))
+        growth = json_of(*verb, *few, *allowed)
+        (narrow,) = growth["branches"]
+        assert len(narrow["token_ids"]) == 8
+        assert set(narrow["token_ids"]) <= set(ids[:2])
+        limits = growth["params"]["constraint"]["token_limits"]
+        assert limits["allowed"] == sorted(ids[:2])
+
+
+def test_bad_word_and_json_schema_both_apply(json_of, tmp_path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [3, 7]}')
+    few = ("-n", "4", "--json-schema", str(schema))
+    growth = json_of("run", "--raw", "Once upon a time", *few, "--bad-words", "3", "--seed", "1")
+    assert {branch["text"] for branch in growth["branches"]} == {"7"}
+
+
 def test_json_of_run_has_every_token(json_of) -> None:
     growth = json_of("run", samples.story, *FEW)
     assert names(growth) == GROWTH

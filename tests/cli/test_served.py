@@ -166,6 +166,26 @@ def test_min_tokens_reaches_the_server(weft: Any, served: Served) -> None:
     assert len(longer["token_ids"]) >= 4
 
 
+def test_token_limits_reach_the_server(weft: Any, served: Served, tmp_path: Path) -> None:
+    few = ("-n", "1", "--max-tokens", "8", "--temp", "0", "--json")
+    run = ("run", "--raw", "Once upon a time", *few)
+    (plain,) = output_of(weft(*run))["branches"]
+    word, ids = max(plain["text"].split(), key=len), plain["token_ids"]
+    (without,) = output_of(weft(*run, "--bad-words", word))["branches"]
+    assert word not in without["text"]
+    (short,) = output_of(weft(*run, "--stop-token-ids", str(ids[-1])))["branches"]
+    assert short["token_ids"] == ids[: ids.index(ids[-1])]
+    (narrow,) = output_of(weft(*run, "--allowed-token-ids", str(ids[0])))["branches"]
+    assert narrow["token_ids"] == ids[:1] * 8
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [3, 7]}')
+    (seven,) = output_of(weft(*run, "--json-schema", str(schema), "--bad-words", "3"))["branches"]
+    assert seven["text"] == "7"
+    wrong = weft(*run, "--stop-token-ids", "2048")
+    assert wrong.exit_code == 2
+    assert "token id 2048; allowed are 0 to 2047" in wrong.stderr
+
+
 def test_server_reuses_kv_between_commands(weft: Any, served: Served) -> None:
     first = output_of(weft("run", samples.story, "-n", "2", "--json", *FEW))["stats"]
     second = output_of(weft("grow", "0", "-n", "2", "--json", *FEW))["stats"]

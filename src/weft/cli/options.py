@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from ..viz.color_scale import ENTROPY, PROBABILITY, ColorScale
 from ..viz.terminal import TerminalWriter, escape_controls
 from ..viz.text import node_label
 from .hints import quoted
+
+if TYPE_CHECKING:
+    from ..constraints import Constraint
 
 _LABEL = 40
 
@@ -195,6 +198,33 @@ MaxTokens = Annotated[
 MinTokens = Annotated[
     int,
     typer.Option("--min-tokens", help="No branch ends before this many new tokens.", min=0),
+]
+BadWords = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bad-words",
+        help="Text that no branch contains, as the tokenizer splits it; can be repeated.",
+        show_default=False,
+    ),
+]
+AllowedTokenIds = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--allowed-token-ids",
+        help="Allow only this token id; can be repeated to allow more. Include an end token if a"
+        " branch may end by itself.",
+        min=0,
+        show_default=False,
+    ),
+]
+StopTokenIds = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--stop-token-ids",
+        help="Token id that ends a branch, besides the model's end tokens; can be repeated.",
+        min=0,
+        show_default=False,
+    ),
 ]
 _MODELS = "the model's"
 Temperature = Annotated[
@@ -405,32 +435,54 @@ def _default_text(name: str) -> str:
     return "all" if value is None else f"{value:g}"
 
 
-def constraint(schema: Path | None = None, min_tokens: int = 0) -> dict[str, Any]:
-    """Return {"constraint": …} for --json-schema or --min-tokens; {} if neither is given.
+def constraint(
+    schema: Path | None = None,
+    *,
+    min_tokens: int = 0,
+    bad_words: list[str] | None = None,
+    allowed_token_ids: list[int] | None = None,
+    stop_token_ids: list[int] | None = None,
+) -> dict[str, Any]:
+    """Return {"constraint": …} for --json-schema and the limits on tokens; {} without them.
 
-    Raises: ConfigError for both, or if the file cannot be read; GrammarError for a wrong schema.
+    Raises: ConfigError for --json-schema with --min-tokens, for an empty bad word, or if the file
+        cannot be read; GrammarError for a wrong schema.
     """
-    if schema is None:
-        if not min_tokens:
-            return {}
-        from ..constraints import TokenLimits
-
-        return {"constraint": TokenLimits(min_tokens=min_tokens)}
-    if min_tokens:
+    if schema is not None and min_tokens:
         raise ConfigError("--min-tokens and --json-schema exclude each other; leave one out")
+    json_schema = None if schema is None else _read_schema(schema)
+    if not (min_tokens or bad_words or allowed_token_ids or stop_token_ids):
+        return given(constraint=json_schema)
+    from ..constraints import TokenLimits
+
+    limits = TokenLimits(
+        allowed=allowed_token_ids or None,
+        bad_words=unescaped(bad_words) or (),
+        min_tokens=min_tokens,
+        stop_ids=stop_token_ids or (),
+        inner=json_schema,
+    )
+    return {"constraint": limits}
+
+
+def _read_schema(path: Path) -> Constraint:
+    """Return the JSON schema in a file.
+
+    Raises: ConfigError if the file cannot be read; GrammarError for a wrong schema.
+    """
     from ..constraints import JsonSchema
 
-    data = atomic_files.read_json(schema, ConfigError, "no JSON schema")
+    data = atomic_files.read_json(path, ConfigError, "no JSON schema")
     if not isinstance(data, dict | bool):
         raise GrammarError(
-            f"{schema} holds {atomic_files.repr_short(data)}; a JSON schema is an object"
+            f"{path} holds {atomic_files.repr_short(data)}; a JSON schema is an object"
         )
     try:
         json_schema = JsonSchema(data)
         json_schema.validated()
-        return {"constraint": json_schema}
+        return json_schema
     except GrammarError as error:
-        raise GrammarError(f"{schema}: {error}", hint=error.hint) from error
+        raise GrammarError(f"{path}: {error}", hint=error.hint) from error
 
 
 def chosen_model(context: typer.Context, model: str) -> str | None:

@@ -38,6 +38,9 @@ def run(
     n: options.Branches = 4,
     max_tokens: options.MaxTokens = None,
     min_tokens: options.MinTokens = 0,
+    bad_words: options.BadWords = None,
+    allowed_token_ids: options.AllowedTokenIds = None,
+    stop_token_ids: options.StopTokenIds = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
     chat: Annotated[
@@ -70,7 +73,14 @@ def run(
 ) -> None:
     """Grow branches from a prompt and draw them as a tree."""
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
-    sampling = {**sampling, **more, **options.constraint(json_schema, min_tokens)}
+    constraint = options.constraint(
+        json_schema,
+        min_tokens=min_tokens,
+        bad_words=bad_words,
+        allowed_token_ids=allowed_token_ids,
+        stop_token_ids=stop_token_ids,
+    )
+    sampling = {**sampling, **more, **constraint}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     request = GrowRequest(
         n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive
@@ -146,6 +156,9 @@ def grow(
     n: options.Branches = 4,
     max_tokens: options.MaxTokens = None,
     min_tokens: options.MinTokens = 0,
+    bad_words: options.BadWords = None,
+    allowed_token_ids: options.AllowedTokenIds = None,
+    stop_token_ids: options.StopTokenIds = None,
     loom: options.Loom = None,
     model: options.OwnModel = None,
     engine: options.Engine = "auto",
@@ -194,7 +207,13 @@ def grow(
     default below. The seed is new, and a node's temperature of 0 becomes the model's default.
     """
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.unescaped(stop))
-    sampling = {**sampling, **more, **options.constraint(min_tokens=min_tokens)}
+    constraint = options.constraint(
+        min_tokens=min_tokens,
+        bad_words=bad_words,
+        allowed_token_ids=allowed_token_ids,
+        stop_token_ids=stop_token_ids,
+    )
+    sampling = {**sampling, **more, **constraint}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     request = GrowRequest(
         n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force

@@ -34,6 +34,7 @@ from .session import GenerationStream, LoomSession, UndoResult, check_not_specia
 from .terminal import terminal
 
 if TYPE_CHECKING:
+    from ..constraints import Constraint
     from ..lm.results import Delta, Distribution
     from ..lm.stats import Stats
     from ..loom import Heddle, Loom
@@ -784,18 +785,35 @@ def _fields(sampling: dict[str, Any]) -> dict[str, Any]:
     """
     fields = {name: value for name, value in sampling.items() if value is not None}
     constraint = fields.pop("constraint", None)
-    if constraint is not None:
-        constraint_fields = dict(constraint.to_dict())
-        if "choice" in constraint_fields:
-            constraint_fields["choices"] = constraint_fields.pop("choice")
-        if "token_limits" in constraint_fields:
-            constraint_fields = {"min_tokens": constraint.min_tokens}
-        fields |= constraint_fields
+    limits = {} if constraint is None else _constraint_fields(constraint)
+    fields |= limits
     if "stop" in fields and not isinstance(fields["stop"], str):
         fields["stop"] = list(fields["stop"])
     if not fields.get("stop", True):
         del fields["stop"]
     if bias := fields.pop("logit_bias", None):
         fields["logit_bias"] = {str(token): value for token, value in dict(bias).items()}
-    names = {*SamplingFields.model_fields, "min_tokens"}
+    names = {*SamplingFields.model_fields, *limits}
     return {name: value for name, value in fields.items() if name in names}
+
+
+def _constraint_fields(constraint: Constraint) -> dict[str, Any]:
+    """Convert a constraint of the command line to the fields of a request."""
+    from ..constraints import TokenLimits
+
+    fields: dict[str, Any] = {}
+    inner: Constraint | None = constraint
+    if isinstance(constraint, TokenLimits):
+        limits = {
+            "min_tokens": constraint.min_tokens,
+            "bad_words": list(constraint.bad_words),
+            "allowed_token_ids": sorted(constraint.allowed or ()),
+            "stop_token_ids": sorted(constraint.stop_ids),
+        }
+        fields = {name: value for name, value in limits.items() if value}
+        inner = constraint.inner
+    if inner is not None:
+        fields |= inner.to_dict()
+    if "choice" in fields:
+        fields["choices"] = fields.pop("choice")
+    return fields

@@ -54,7 +54,9 @@ class TokenLimits(Constraint):
 
         words = [bad_words] if isinstance(bad_words, str) else list(bad_words)
         if not all(word.strip() if isinstance(word, str) else len(word) for word in words):
-            raise ConfigError(f"bad_words is {words!r:.80}; allowed are texts that are not empty")
+            raise ConfigError(
+                f"bad_words is {words!r:.80}; allowed are texts that are not only white space"
+            )
         values = {
             "allowed": None if allowed is None else frozenset(_ids("allowed", allowed)),
             "bad_words": tuple(
