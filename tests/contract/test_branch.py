@@ -774,7 +774,7 @@ def test_create_with_meaningless_parameters_raises(make) -> None:
         branch.rewind(1)
 
 
-@pytest.mark.parametrize("n", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [30, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_sequences_of_calls_agree_with_a_naive_twin(make, oracle, n) -> None:
     """The twin: a list of tokens a branch. One LM with little room for all; 10 calls a sequence."""
     lm = make("numpy", kv_slots=120)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shallow import TINY
@@ -235,6 +235,7 @@ def test_servers_are_known_by_what_they_call_themselves() -> None:
 # What is read ----------------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.text(), st.text()), max_size=5), st.integers(1, 7))
 def test_messages_are_parsed_from_chunks_of_any_size(messages: list[Any], size: int) -> None:
     raw = b": ping\n\n" + b"".join(

@@ -56,7 +56,7 @@ def test_weighted_best_of_n_without_a_value_weighs_by_likelihood(lm: weft.LM) ->
 
 
 def test_weighted_best_of_n_without_a_value_ignores_an_unused_verifier(lm: weft.LM) -> None:
-    options: dict[str, Any] = {"n": 2, "seed": 1, "checked": False}
+    options: dict[str, Any] = {"n": 2, "seed": 1, "checked": False, "max_tokens": 40}
     free = search.weighted_best_of_n(lm, samples.large_problem, **options)
     checked = search.weighted_best_of_n(
         lm, samples.large_problem, verifier=lambda text: False, **options
@@ -65,7 +65,9 @@ def test_weighted_best_of_n_without_a_value_ignores_an_unused_verifier(lm: weft.
     assert scores == expected
 
 
-@pytest.mark.parametrize("strategy", [search.adaptive, search.mcts])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(search.adaptive, marks=pytest.mark.programs), search.mcts]
+)
 def test_wrong_answers_score_0_whatever_their_value(lm: weft.LM, strategy: Any) -> None:
     result = strategy(
         lm,

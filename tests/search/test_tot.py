@@ -33,15 +33,23 @@ class Run:
 
     result: SearchResult
     levels: list[Level]
+    steps: list[int]  # per level
     decoded: int
 
 
 def run_once(lm: weft.LM, call: Callable[..., SearchResult]) -> Run:
     levels: list[Level] = []
+    ends: list[int] = []
+
+    def note(level: Level) -> None:
+        levels.append(level)
+        ends.append(lm.stats().steps)
+
     lm.clear_cache()
-    before = lm.stats().decoded
-    result = call(lm, EASY.prompt, seed=1, progress=levels.append)
-    return Run(result, levels, lm.stats().decoded - before)
+    before = lm.stats()
+    result = call(lm, EASY.prompt, seed=1, progress=note)
+    steps = [end - start for start, end in zip([before.steps, *ends], ends, strict=False)]
+    return Run(result, levels, steps, lm.stats().decoded - before.decoded)
 
 
 @pytest.fixture(scope="module")
@@ -105,23 +113,12 @@ def test_same_seed_same_tree_and_another_seed_another(lm: weft.LM, plain: Run) -
     assert texts(small(lm, seed=2).loom) != texts(plain.result.loom)
 
 
-def test_frontier_grows_in_one_batch(lm: weft.LM) -> None:
+def test_frontier_grows_in_one_batch(plain: Run) -> None:
     """A level takes as many steps as its longest line, and the verdicts, whatever its width."""
-    ends: list[int] = []
-    longest: list[int] = []
-
-    def note(level: Level) -> None:
-        ends.append(lm.stats().steps)
-        longest.append(max(len(node.tokens) for node in level.candidates))
-
-    lm.clear_cache()
-    before = lm.stats().steps
-    small(lm, breadth=5, progress=note)
-    for steps, tokens in zip(
-        [b - a for a, b in zip([before, *ends], ends, strict=False)], longest, strict=True
-    ):
+    for level, steps in zip(plain.levels, plain.steps, strict=True):
+        tokens = max(len(node.tokens) for node in level.candidates)
         # Besides the lines: the prompts and the questions, each a few nodes deep by their common
-        # beginnings. Node by node it would be five times the line.
+        # beginnings. Node by node it would be three times the line.
         assert steps <= tokens + 12
 
 
@@ -178,7 +175,7 @@ def test_callable_value_ranks_candidates(lm: weft.LM) -> None:
         return [float(len(node.text)) for node in nodes]
 
     levels: list[Level] = []
-    small(lm, value=longest_first, progress=levels.append, depth=2)
+    small(lm, value=longest_first, progress=levels.append, depth=2, answer_tokens=0)
     assert requests == [len(level.candidates) for level in levels]
     best = max(len(node.text) for node in levels[0].candidates)
     assert len(levels[0].kept[0].text) == best
