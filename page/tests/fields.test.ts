@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { readConstraint, readNumber, readStop, writeStop } from '../src/model/fields'
+import { readConstraint, readListed, readNumber, readStop, writeStop } from '../src/model/fields'
 
 const limits = { n: 128, tokens: 32768 }
 
@@ -35,6 +35,21 @@ describe('a constraint', () => {
     expect(readConstraint({ kind: 'choices', text: '\n' })).toBe('Enter one choice per line.')
     expect(readConstraint({ kind: 'json_schema', text: '[1]' })).toBe('A JSON schema must be an object.')
     expect(readConstraint({ kind: 'json_schema', text: '{' })).toMatch(/^Invalid JSON: /)
+  })
+})
+
+describe('values typed into a list', () => {
+  it('are texts, or token ids of the vocabulary', () => {
+    expect(readListed('stop', '\\n\\n', 10)).toEqual(['\n\n'])
+    expect(readListed('bad_words', 'an owl', 10)).toEqual(['an owl'])
+    expect(readListed('bad_words', '', 10)).toEqual([])
+    expect(readListed('allowed_token_ids', ' 9, 0 3', 10)).toEqual([9, 0, 3])
+    expect(readListed('stop_token_ids', '', 10)).toEqual([])
+  })
+  it('are rejected with the allowed values', () => {
+    for (const wrong of ['-1', '10', '2.5', 'owl', '3 owl'])
+      expect(readListed('stop_token_ids', wrong, 10)).toBe('Enter whole numbers, 0 to 9.')
+    expect(readListed('bad_words', '\\n', 10)).toMatch('white space')
   })
 })
 

@@ -56,6 +56,30 @@ describe('a node', () => {
     expect(repeatRequest(node(7, 0, { params: drawn, branch: 2 }), {})).not.toHaveProperty('xtc_probability')
   })
 
+  it('is listed and repeated with its limits on tokens, and the format that they limit', () => {
+    const limits = { allowed: [3, 4], bad_words: ['an owl'], min_tokens: 0, stop_ids: [0] }
+    const limited = { ...params, constraint: { token_limits: limits, inner: { choice: ['yes', 'no'] } } }
+    expect(changedParams(limited).slice(-4)).toEqual([
+      ['Bad words', '"an owl"'],
+      ['Stop token ids', '0'],
+      ['Allowed token ids', '3 4'],
+      ['Output format', 'choice'],
+    ])
+    expect(repeatRequest(node(7, 0, { params: limited, branch: 2 }), {})).toMatchObject({
+      bad_words: ['an owl'],
+      stop_token_ids: [0],
+      allowed_token_ids: [3, 4],
+      choices: ['yes', 'no'],
+    })
+    const minimum = { allowed: null, bad_words: [], min_tokens: 5, stop_ids: [] }
+    const repeat = (constraint: object) =>
+      repeatRequest(node(7, 0, { params: { ...params, constraint }, branch: 2 }), {})
+    expect(repeat({ token_limits: minimum, inner: null })).toMatchObject({ min_tokens: 5 })
+    expect(repeat({ token_limits: minimum, inner: null })).not.toHaveProperty('bad_words')
+    expect(repeat({ token_limits: minimum, inner: { choice: ['a'] } })).toMatch('minimum')
+    expect(repeat({ token_limits: { ...minimum, bad_words: [[5, 6]] }, inner: null })).toMatch('bad words')
+  })
+
   it('takes the defaults of chats in a loom whose prompt went through a template', () => {
     const model = { defaults: { temperature: 1 }, chat_defaults: { temperature: 0.8 } } as unknown as Model
     expect(defaultsFor(model, true)).toEqual({ temperature: 0.8 })

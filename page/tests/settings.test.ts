@@ -86,9 +86,6 @@ describe('settings', () => {
     // A parameter that the server adds is an error of types here until it has a field.
     type Unset = Exclude<keyof GrowRequest, keyof Settings | ConstraintKind>
     const reasons: Record<Unset, string> = {
-      allowed_token_ids: 'limits on tokens are for programs',
-      bad_words: 'as above',
-      stop_token_ids: 'as above',
       first_branch: 'of a repeated call',
       force: 'set by the action',
       model: 'models',
@@ -96,18 +93,34 @@ describe('settings', () => {
       stream: 'events have their own connection',
       wait: 'as above',
     }
-    const sent = Object.keys(
-      settings.growRequest({ ...settings.NEUTRAL, seed: 1, stop: ['.'], min_tokens: 2, penalty_last_n: 8 }),
-    )
-    for (const name of Object.keys(reasons)) expect(sent).not.toContain(name)
-    for (const name of ['temperature_first', 'dry_sequence_breakers', 'min_tokens', 'penalty_last_n'])
-      expect(sent).toContain(name)
+    const given = {
+      min_tokens: 2,
+      penalty_last_n: 8,
+      bad_words: ['owl'],
+      stop_token_ids: [0],
+      allowed_token_ids: [3, 4],
+    }
+    const sent = settings.growRequest({ ...settings.NEUTRAL, ...given, seed: 1, stop: ['.'] })
+    for (const name of Object.keys(reasons)) expect(sent).not.toHaveProperty(name)
+    expect(sent).toMatchObject(given)
+    for (const name of ['temperature_first', 'dry_sequence_breakers']) expect(sent).toHaveProperty(name)
+  })
+
+  it('with token ids do not grow with another model', () => {
+    const models = ['m', 'o'].map((id) => ({ id, state: 'ready', is_default: id === 'm' }))
+    session.server.value = { models } as never
+    settings.set({ models: ['o'] })
+    expect(settings.blocked.value).toBeNull()
+    settings.set({ stop_token_ids: [1] })
+    expect(settings.blocked.value).toMatch(/^Stop token ids: /)
   })
 
   it('leave unset values to the server', () => {
     const request = settings.growRequest(settings.NEUTRAL)
-    expect(request).not.toHaveProperty('seed')
-    expect(request).not.toHaveProperty('stop')
+    const unset = ['seed', 'stop', 'min_tokens', 'bad_words', 'stop_token_ids', 'allowed_token_ids']
+    for (const name of unset) expect(request).not.toHaveProperty(name)
+    const noBreakers = { ...settings.NEUTRAL, dry_sequence_breakers: [] }
+    expect(settings.growRequest(noBreakers)).toHaveProperty('dry_sequence_breakers', [])
     expect(settings.growRequest({ ...settings.NEUTRAL, seed: 0, stop: ['\n'] })).toMatchObject({
       seed: 0,
       stop: ['\n'],

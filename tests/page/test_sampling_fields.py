@@ -83,6 +83,66 @@ def test_every_sampling_field_is_sent_and_outlives_a_reload(desk: Desk, page: Pa
     assert node["params"]["dry_sequence_breakers"] == ["\n", ":", '"', "\t"]
 
 
+def test_bad_words_are_banned_and_outlive_a_reload(desk: Desk, page: Page) -> None:
+    desk.open_loom("Once upon a time", template=False)
+    panel = page.locator("#inspector-panel")
+    panel.get_by_text("More samplers").click()
+    for label, value in (("Branches", "2"), ("Max tokens", "12"), ("Seed", "11")):
+        panel.get_by_label(label, exact=True).fill(value)
+    assert "bad_words" not in grow_request(page)
+    desk.until(lambda: len(desk.nodes()) == 3, "two nodes")
+    desk.wait_grown()
+    texts = [each["text"] for number, each in desk.nodes().items() if number]
+    word = max(" ".join(texts).split(), key=len)
+    panel.get_by_label("Bad words", exact=True).fill(word)
+    page.keyboard.press("Enter")
+    expect(panel.get_by_text("More samplers")).to_contain_text("1 set")
+    assert grow_request(page)["bad_words"] == [word]
+    desk.until(lambda: len(desk.nodes()) == 5, "two more nodes")
+    desk.wait_grown()
+    nodes = desk.nodes()
+    assert word in nodes[1]["text"] + nodes[2]["text"]
+    assert word not in nodes[3]["text"] + nodes[4]["text"]
+    page.reload()
+    expect(panel.get_by_role("list", name="Bad words").locator("code")).to_have_text([word])
+    desk.visit(3)
+    page.get_by_role("tab", name="Node").click()
+    fact = panel.locator(".fact", has=page.locator("dt", has_text="Bad words"))
+    expect(fact.locator("dd")).to_have_text(f'"{word}"')
+    page.get_by_role("button", name="Regenerate exactly").click()
+    expect(page.locator(".toasts")).to_contain_text("Regenerated the same")
+    node = desk.ask("GET", desk.of("/nodes/5"), params={"fields": "params"})
+    assert node["params"]["constraint"]["token_limits"]["bad_words"] == [word]
+
+
+def test_token_ids_are_checked_and_sent(desk: Desk, page: Page) -> None:
+    desk.open_loom(template=False)
+    panel = page.locator("#inspector-panel")
+    panel.get_by_text("More samplers").click()
+    panel.get_by_label("Branches", exact=True).fill("2")
+    stop = panel.get_by_label("Stop token ids", exact=True)
+    for wrong in ("-1", "owl", "2048"):
+        stop.fill(wrong)
+        page.keyboard.press("Enter")
+        expect(panel.locator("#wrong-stop_token_ids")).to_have_text(
+            "Enter whole numbers, 0 to 2047."
+        )
+        expect(panel.get_by_role("button", name="Grow 2 branches")).to_be_disabled()
+    stop.fill("5")
+    page.keyboard.press("Enter")
+    expect(stop).to_have_attribute("aria-invalid", "false")
+    panel.get_by_label("Allowed token ids", exact=True).fill("300, 301 5")
+    page.keyboard.press("Enter")
+    panel.get_by_role("button", name="Allowed token ids: remove 301").click()
+    request = grow_request(page)
+    assert request["stop_token_ids"] == [5]
+    assert request["allowed_token_ids"] == [300, 5]
+    desk.until(lambda: len(desk.nodes()) == 3, "two nodes")
+    desk.wait_grown()
+    node = desk.ask("GET", desk.of("/nodes/1"), params={"fields": "tokens"})
+    assert set(node["token_ids"]) <= {300}
+
+
 def test_reset_mark_restores_the_default_breakers_and_order(desk: Desk, page: Page) -> None:
     desk.open_loom(template=False)
     panel = page.locator("#inspector-panel")

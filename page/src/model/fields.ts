@@ -88,12 +88,10 @@ export const SAMPLERS = (Object.keys(NUMBER_FIELDS) as NumberSetting[]).filter(
 export const DRY_BREAKERS: readonly string[] = ['\n', ':', '"', '*']
 
 /** The settings that are not numbers. */
-export type OtherSetting =
-  | 'temperature_first'
-  | 'dry_sequence_breakers'
-  | 'logit_bias'
-  | 'stop'
-  | 'constraint'
+export type OtherSetting = 'temperature_first' | 'logit_bias' | 'constraint' | TextsSetting | TokenIdsSetting
+export type TextsSetting = 'stop' | 'dry_sequence_breakers' | 'bad_words'
+export type TokenIdsSetting = 'stop_token_ids' | 'allowed_token_ids'
+export const TOKEN_IDS: readonly TokenIdsSetting[] = ['stop_token_ids', 'allowed_token_ids']
 
 // biome-ignore format: a table is read by lines
 export const OTHER_FIELDS: Record<OtherSetting, Pick<NumberField, 'label' | 'hint'>> = {
@@ -101,6 +99,9 @@ export const OTHER_FIELDS: Record<OtherSetting, Pick<NumberField, 'label' | 'hin
   dry_sequence_breakers: { label: 'DRY breakers', hint: 'DRY sees no repetition across these texts; \\n is a new line.' },
   logit_bias: { label: 'Token biases', hint: 'Added to the token’s logit: above 0 it is more likely. “ban” excludes it, “only” excludes all others. Most tokens of words begin with a space.' },
   stop: { label: 'Stop at', hint: 'A branch ends with any of these texts; \\n is a new line.' },
+  bad_words: { label: 'Bad words', hint: 'No branch contains any of these texts, as the tokenizer splits them.' },
+  stop_token_ids: { label: 'Stop token ids', hint: 'A branch also ends with any of these tokens.' },
+  allowed_token_ids: { label: 'Allowed token ids', hint: 'Only these tokens are generated; none: all. Include an end token if a branch may end by itself.' },
   constraint: { label: 'Output format', hint: 'Restricts the text of every branch to this format.' },
 }
 
@@ -209,6 +210,24 @@ export const logitBias = (biases: readonly Bias[]): Record<string, number | 'inf
   Object.fromEntries(
     biases.map(({ id, bias }) => [String(id), bias === 'ban' ? '-inf' : bias === 'only' ? 'inf' : bias]),
   )
+
+// Lists
+
+/** Read what is typed into a field that adds to a list. Returns the new values, or the error. */
+export function readListed(
+  name: TextsSetting | TokenIdsSetting,
+  typed: string,
+  nVocab: number,
+): (string | number)[] | string {
+  if (name === 'stop_token_ids' || name === 'allowed_token_ids') {
+    const ids = typed.split(/[\s,]+/).filter((each) => each !== '')
+    if (ids.every((each) => /^\d+$/.test(each) && Number(each) < nVocab)) return ids.map(Number)
+    return `Enter whole numbers, 0 to ${nVocab - 1}.`
+  }
+  const text = readStop(typed)
+  if (name === 'bad_words' && text !== '' && !text.trim()) return 'Enter a text that is not only white space.'
+  return text === '' ? [] : [text]
+}
 
 // Stop texts, as one types them: \n and \t are those characters.
 

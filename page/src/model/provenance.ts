@@ -20,12 +20,30 @@ const CONSTRAINTS: Record<string, string> = {
   lark: 'lark',
 }
 
+/** Limits on tokens, as a node records them: their names in a request. */
+const LIMITS: Record<string, string> = {
+  min_tokens: 'min_tokens',
+  bad_words: 'bad_words',
+  stop_ids: 'stop_token_ids',
+  allowed: 'allowed_token_ids',
+}
+
 /** The sampling parameters that the server uses if a request has none. */
 export const defaultsFor = (model: Model | null, isChat: boolean | null | undefined): Json =>
   (isChat ? model?.chat_defaults : model?.defaults) ?? {}
 
 const isJson = (value: unknown): value is Json => typeof value === 'object' && value !== null
 const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
+
+/** A recorded constraint as limits on tokens, by the names of a request, and a format of the text. */
+function recordedConstraint(constraint: unknown): { limits: Json; format: Json | null } {
+  if (!isJson(constraint)) return { limits: {}, format: null }
+  const { token_limits, inner } = constraint
+  if (!isJson(token_limits)) return { limits: {}, format: constraint }
+  const named = Object.entries(LIMITS).map(([name, field]) => [field, token_limits[name]] as const)
+  const limits = Object.fromEntries(named.filter(([, value]) => value && !isSame(value, [])))
+  return { limits, format: isJson(inner) ? inner : null }
+}
 
 /** The sampling parameters of a node that are not neutral: names and values. */
 export function changedParams(params: Json): [string, string][] {
@@ -36,8 +54,9 @@ export function changedParams(params: Json): [string, string][] {
     const text = name === 'logit_bias' ? `${Object.keys(Object(value)).length} tokens` : written(value)
     rows.push([settingLabel(name), text])
   }
-  const constraint = params['constraint']
-  if (constraint) rows.push([settingLabel('constraint'), Object.keys(Object(constraint))[0] ?? ''])
+  const { limits, format } = recordedConstraint(params['constraint'])
+  for (const [name, value] of Object.entries(limits)) rows.push([settingLabel(name), written(value)])
+  if (format) rows.push([settingLabel('constraint'), Object.keys(format)[0] ?? ''])
   return rows
 }
 
@@ -65,25 +84,18 @@ export function repeatRequest(node: Node, defaults: Json): GrowRequest | string 
     if (value === undefined || value === null) continue
     if (!isSame(value, name in defaults ? defaults[name] : neutral)) recorded[name] = value
   }
-  if (isJson(constraint)) {
-    const kind = Object.keys(constraint)[0] ?? ''
+  const { limits, format } = recordedConstraint(constraint)
+  if (Object.values(Object(limits['bad_words'])).some(isJson))
+    return 'The node’s bad words are token ids, which are not available over HTTP.'
+  Object.assign(recorded, limits)
+  if (format) {
+    const kind = Object.keys(format)[0] ?? ''
     const field = CONSTRAINTS[kind]
-    if (isMinimum(constraint)) recorded['min_tokens'] = constraint.token_limits.min_tokens
-    else if (field) recorded[field] = constraint[kind]
-    else return `The node’s constraint (${kind}) is not available over HTTP.`
+    if (!field) return `The node’s constraint (${kind}) is not available over HTTP.`
+    if (limits['min_tokens']) return 'A minimum of tokens with an output format is not available over HTTP.'
+    recorded[field] = format[kind]
   }
   return Object.assign(request, recorded)
-}
-
-interface Minimum {
-  token_limits: { min_tokens: number; allowed: null; bad_words: []; stop_ids: [] }
-  inner: null
-}
-/** Return true if a constraint only forbids end tokens at first, as `min_tokens` does. */
-function isMinimum(constraint: Json): constraint is Json & Minimum {
-  const { allowed, bad_words, stop_ids } = Object(constraint['token_limits'])
-  const rest = [allowed, constraint['inner'], ...[bad_words, stop_ids].flat()]
-  return 'token_limits' in constraint && rest.every((each) => each === null)
 }
 
 /** The body that writes the same text: a message without its template, parts of characters as tokens. */

@@ -14,6 +14,8 @@ import {
   readConstraint,
   SAMPLERS,
   settingLabel,
+  TOKEN_IDS,
+  type TokenIdsSetting,
 } from '../model/fields'
 import { defaultsFor } from '../model/provenance'
 import { shortName } from '../model/words'
@@ -28,8 +30,9 @@ export type Settings = Record<Exclude<NumberSetting, OptionalNumber>, number> &
     dry_sequence_breakers: string[]
     logit_bias: Bias[]
     stop: string[]
+    bad_words: string[]
     constraint: Constraint | null
-  }
+  } & Record<TokenIdsSetting, number[]>
 
 type Sampling = Pick<Settings, NumberSetting | 'temperature_first' | 'dry_sequence_breakers'>
 
@@ -47,6 +50,9 @@ export const NEUTRAL: Settings = {
   models: [],
   logit_bias: [],
   stop: [],
+  bad_words: [],
+  stop_token_ids: [],
+  allowed_token_ids: [],
   seed: null,
   constraint: null,
 }
@@ -82,7 +88,9 @@ function validSettings(kept: unknown): Partial<Settings> {
     if (name === 'logit_bias') return Array.isArray(value) && value.every(isBias)
     if (name === 'constraint')
       return value === null || (isObject(value) && isString(value['text']) && String(value['kind']) in KINDS)
-    if (name === 'stop' || name === 'models' || name === 'dry_sequence_breakers')
+    if (TOKEN_IDS.includes(name as TokenIdsSetting))
+      return Array.isArray(value) && value.every(Number.isInteger)
+    if (['stop', 'models', 'dry_sequence_breakers', 'bad_words'].includes(name))
       return Array.isArray(value) && value.every(isString)
     if (name === 'temperature_first') return typeof value === 'boolean'
     return typeof value === 'number'
@@ -259,16 +267,22 @@ export const withModels = computed(() => {
   return ` with ${chosen.length === 1 ? shortName(chosen[0]!.id) : `${chosen.length} models`}`
 })
 
+/** Without it, the server would use its own breakers. */
+const SENT_EMPTY = ['dry_sequence_breakers']
+/** Return true if a request contains a setting: it is not empty, and not a minimum of 0. */
+const isSent = (name: string, value: unknown) =>
+  value !== null &&
+  !(name === 'min_tokens' && value === 0) &&
+  !(Array.isArray(value) && !value.length && !SENT_EMPTY.includes(name))
+
 /** The settings as a request for growing. */
 export function growRequest(from: Settings = settings.peek()): GrowRequest {
-  const { stop, constraint, logit_bias, min_tokens, models: _, ...sampling } = from
+  const { constraint, logit_bias, models: _, ...sampling } = from
   const growing = growingModels(from)
   const limit = constraint ? readConstraint(constraint) : {}
   return {
-    ...Object.fromEntries(Object.entries(sampling).filter(([, value]) => value !== null)),
+    ...Object.fromEntries(Object.entries(sampling).filter(([name, value]) => isSent(name, value))),
     ...(growing.length ? { models: growing.map((each) => each.id) } : {}),
-    ...(min_tokens ? { min_tokens } : {}),
-    ...(stop.length ? { stop } : {}),
     ...(logit_bias.length ? { logit_bias: logitBias(logit_bias) } : {}),
     ...(typeof limit === 'string' ? {} : limit),
   }
@@ -300,7 +314,8 @@ export function showFieldError(error: unknown): boolean {
 /** The error of the first invalid field, which prevents a call; null: all are valid. */
 export const blocked = computed<string | null>(() => {
   for (const [field, message] of fieldErrors.value) return `${settingLabel(field)}: ${message}`
-  if (settings.value.logit_bias.length && growingModels().some((each) => each.id !== model.value?.id))
-    return 'Token biases: they refer to tokens of this loom’s model. Remove them to grow with another one.'
+  const ofTokens = (['logit_bias', ...TOKEN_IDS] as const).find((name) => settings.value[name].length)
+  if (ofTokens && growingModels().some((each) => each.id !== model.value?.id))
+    return `${settingLabel(ofTokens)}: they refer to tokens of this loom’s model. Remove them to grow with another one.`
   return null
 })

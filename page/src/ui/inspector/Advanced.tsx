@@ -9,7 +9,10 @@ import {
   OTHER_FIELDS,
   readBias,
   readConstraint,
+  readListed,
   readStop,
+  type TextsSetting,
+  type TokenIdsSetting,
   writeStop,
 } from '../../model/fields'
 import { showWhitespace } from '../../model/words'
@@ -19,19 +22,24 @@ import { sentence } from '../../state/toasts'
 import { IconButton } from '../Button'
 import { ResetMark } from './NumberRow'
 
-interface TextListProps {
-  name: 'stop' | 'dry_sequence_breakers'
-  values: readonly string[]
+interface ListFieldProps {
+  name: TextsSetting | TokenIdsSetting
+  values: readonly (string | number)[]
   placeholder: string
 }
 
-/** A setting that is a list of texts: a field that adds one, and a row for each. */
-export function TextList({ name, values, placeholder }: TextListProps) {
+/** A setting that is a list of texts or token ids: a field that adds some, and a row for each. */
+export function ListField({ name, values, placeholder }: ListFieldProps) {
   const { label, hint } = OTHER_FIELDS[name]
+  const kind = name === 'stop_token_ids' || name === 'allowed_token_ids' ? 'id' : 'text'
   const wrong = fieldErrors.value.get(name)
+  useEffect(() => () => setFieldError(name, null), [])
   const add = (field: HTMLInputElement) => {
-    const text = readStop(field.value)
-    if (text && !values.includes(text)) set({ [name]: [...values, text] })
+    const added = readListed(name, field.value, model.peek()?.n_vocab ?? 2 ** 31)
+    if (typeof added === 'string') return setFieldError(name, added)
+    setFieldError(name, null)
+    const all = [...new Set([...values, ...added])]
+    if (all.length > values.length) set({ [name]: all })
     field.value = ''
   }
   return (
@@ -53,8 +61,9 @@ export function TextList({ name, values, placeholder }: TextListProps) {
           class="field setting-field is-wide is-text"
           autocomplete="off"
           spellcheck={false}
-          placeholder={values.length ? 'another text' : placeholder}
+          placeholder={values.length ? `another ${kind}` : placeholder}
           aria-invalid={wrong !== undefined}
+          aria-describedby={wrong === undefined ? undefined : `wrong-${name}`}
           onKeyDown={(event) => {
             if (event.key !== 'Enter') return
             event.preventDefault()
@@ -64,20 +73,24 @@ export function TextList({ name, values, placeholder }: TextListProps) {
         />
       </div>
       {values.length > 0 && (
-        <ul class="set-texts" aria-label={`${label}: texts`}>
+        <ul class="set-texts" aria-label={`${label}: ${kind}s`}>
           {values.map((each) => (
             <li key={each} class="row">
-              <code class="grow cut">{writeStop(each)}</code>
+              <code class="grow cut">{writeStop(String(each))}</code>
               <IconButton
                 icon={X}
-                label={`${label}: remove ${writeStop(each)}`}
+                label={`${label}: remove ${writeStop(String(each))}`}
                 onClick={() => set({ [name]: values.filter((one) => one !== each) })}
               />
             </li>
           ))}
         </ul>
       )}
-      {wrong !== undefined && <p class="error caption setting-error">{wrong}</p>}
+      {wrong !== undefined && (
+        <p class="error caption setting-error" id={`wrong-${name}`}>
+          {wrong}
+        </p>
+      )}
     </div>
   )
 }

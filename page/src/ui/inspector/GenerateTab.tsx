@@ -26,7 +26,7 @@ import { showsMoreSamplers } from '../../state/view'
 import { IconButton } from '../Button'
 import { Choice } from '../Choice'
 import { chosenModels, ModelChecks } from '../model/GrowWith'
-import { Biases, CheckRow, ConstraintField, TextList } from './Advanced'
+import { Biases, CheckRow, ConstraintField, ListField } from './Advanced'
 import { NumberRow } from './NumberRow'
 import { Presets } from './Presets'
 
@@ -94,7 +94,7 @@ export function GenerateTab({ loom }: { loom: OpenLoom }) {
         <MoreSamplers shown={shown} />
       </section>
       <section class="part" aria-label="Stop, seed and output">
-        <TextList name="stop" values={shown.stop} placeholder="text, e.g. \n\n" />
+        <ListField name="stop" values={shown.stop} placeholder="text, e.g. \n\n" />
         <NumberRow name="seed" value={shown.seed} />
         <ConstraintField constraint={shown.constraint} />
       </section>
@@ -111,7 +111,13 @@ function NumberRows({ of, shown }: { of: 'main' | 'more'; shown: Settings }) {
 /** Samplers that few calls need. What is set or wrong in the fold is counted outside. */
 function MoreSamplers({ shown }: { shown: Settings }) {
   const names = SAMPLERS.filter((name) => NUMBER_FIELDS[name].sampler === 'more')
-  const others = ['temperature_first', 'dry_sequence_breakers'] as const
+  const others = [
+    'temperature_first',
+    'dry_sequence_breakers',
+    'bad_words',
+    'stop_token_ids',
+    'allowed_token_ids',
+  ] as const
   const changed = [...names, ...others].filter((name) => !isSame(shown[name], NEUTRAL[name]))
   const n = changed.length + shown.logit_bias.length
   const isWrong = ['logit_bias', ...names, ...others].some((name) => fieldErrors.value.has(name))
@@ -123,8 +129,11 @@ function MoreSamplers({ shown }: { shown: Settings }) {
     >
       <summary>More samplers{n > 0 && <span class="caption"> · {n} set</span>}</summary>
       <CheckRow name="temperature_first" value={shown.temperature_first} />
+      <ListField name="bad_words" values={shown.bad_words} placeholder="text" />
+      <ListField name="stop_token_ids" values={shown.stop_token_ids} placeholder="whole numbers" />
+      <ListField name="allowed_token_ids" values={shown.allowed_token_ids} placeholder="all" />
       <NumberRows of="more" shown={shown} />
-      <TextList
+      <ListField
         name="dry_sequence_breakers"
         values={shown.dry_sequence_breakers}
         placeholder="text, e.g. \n"
