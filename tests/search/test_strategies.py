@@ -60,7 +60,7 @@ def test_meanings_of_numbers_are_written_from_the_rows(monkeypatch: pytest.Monke
         Strategy("four", "", "", call="four", breadth=wide),
     ]
     monkeypatch.setattr(strategies, "STRATEGIES", {row.name: row for row in rows})
-    assert meanings("breadth") == "Paths (one, two, tot, four), or nodes (three)."
+    assert meanings("breadth") == "Paths (one, two, tot, four); or nodes (three)."
     assert meanings("n") == "Lines (one)."
     assert defaults("breadth") == "5; 8 for one and two, 2 for three"
     assert defaults("n") == ""

@@ -33,7 +33,8 @@ def export(
         Scope | None,
         typer.Option(
             "--scope",
-            help="path: prompt to node; subtree: the path and all below; tree: the full loom.",
+            help="path: prompt to node; subtree: the node and all below it, with the path to the"
+            " node in json, text, markdown and messages; tree: the full loom.",
             show_default="path for .txt and .md, else tree; tree if the path is only the prompt",
         ),
     ] = None,

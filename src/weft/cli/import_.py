@@ -41,7 +41,7 @@ def import_(
             help="Tokenize the texts for this model, so that it can grow them.",
             autocompletion=options.complete_models,
             show_default="a server's default model; without a server, texts are not tokenized and"
-            " can only be read",
+            " cannot be grown",
         ),
     ] = None,
     engine: options.Engine = "auto",

@@ -190,7 +190,7 @@ def grow(
         int | None,
         typer.Option(
             "--note-depth",
-            help="Messages after the note in a chat, lines after it in other text.",
+            help="Number of messages (in a chat) or lines (in other text) after the note.",
             show_default=f"{DEPTH}",
         ),
     ] = None,

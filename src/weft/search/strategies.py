@@ -120,7 +120,7 @@ class Strategy:
 
 
 _LEVEL, _ROUND = "paths kept per level", "nodes expanded per round"
-_KINDS = "lines per node that continue the text, and as many from the task's prompt"
+_KINDS = "lines per node: this many continue the text, and as many answer a known task's prompt"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
 # Default strategies for a prompt that states a known task, and for any other. For an unknown task
 # only the likelihood scores steps, and it does not measure whether an answer is right.
@@ -241,7 +241,7 @@ def meanings(number: Literal["breadth", "n"]) -> str:
             names_of.setdefault(count.counts, []).append(row.name)
     ranked = sorted(names_of.items(), key=lambda each: (-len(each[1]), min(each[1])))
     *parts, last = (f"{counts} ({', '.join(names)})" for counts, names in ranked)
-    sentence = ", ".join([*parts, f"or {last}" if parts else last])
+    sentence = "; ".join([*parts, f"or {last}" if parts else last])
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 

@@ -11,7 +11,7 @@ class Scope(StrEnum):
     """The part of a loom to export.
 
     path: from the prompt to a node.
-    subtree: the path and all nodes below it.
+    subtree: the node and all nodes below it; in some formats also the path to it.
     tree: the full loom.
     """
 

@@ -139,7 +139,7 @@ class Library:
         """Open a loom by its name or id.
 
         Args:
-            lm: the model that grows it. None: the loom can only be read.
+            lm: the model that grows it. None: the loom cannot be grown.
             force: accept tokens of another model with the same vocabulary size.
             heddle_class: class of the nodes.
 
