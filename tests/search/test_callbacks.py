@@ -377,6 +377,8 @@ def test_greedy_with_options_of_other_searches_raises(lm: weft.LM) -> None:
     for name, value in [("temperature", 1.0), ("propose", "continue"), ("state", 1)]:
         with pytest.raises(ConfigError, match=f"{name} has no meaning for greedy"):
             search.greedy(lm, samples.sum, **{name: value})  # type: ignore[arg-type]
+    plain, zero = search.greedy(lm, samples.sum), search.greedy(lm, samples.sum, temperature=0)
+    assert zero.text == plain.text
 
 
 def test_answer_that_an_earlier_verifier_accepted_is_no_answer_of_this_search(lm: weft.LM) -> None:

@@ -187,6 +187,18 @@ def test_check_together_with_a_function_that_proposes_raises_config_error(lm: we
         search.smc(lm, samples.sum, prefix_check=allows, propose=lambda nodes: [["a"]] * len(nodes))
 
 
+def test_check_with_neutral_penalties_gives_the_texts_of_no_penalties(lm: weft.LM) -> None:
+    options = {"prefix_check": allows, "n": 2, "seed": 1, **TWO_TOKENS}
+    neutral = {"top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "dry_multiplier": 0}
+    texts = [
+        [each.text for each in search.smc(lm, PROMPT, **options, **more).particles]  # type: ignore[arg-type]
+        for more in ({}, neutral, {"presence_penalty": 0.0, "frequency_penalty": 0.0})
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    with pytest.raises(ConfigError, match=r"repetition_penalty has no meaning with prefix_check="):
+        search.smc(lm, PROMPT, prefix_check=allows, repetition_penalty=1.1)
+
+
 def test_check_of_one_argument_raises_config_error(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=r"a function of \(text, ended\)"):
         search.smc(lm, samples.sum, prefix_check=lambda text: True)  # type: ignore[misc,arg-type]

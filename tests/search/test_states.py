@@ -325,6 +325,8 @@ def test_options_that_need_a_model_raise_without_one() -> None:
     ]:
         with pytest.raises((ConfigError, weft.errors.StoreError), match=message):
             search.tot(None, "", **options)  # type: ignore[arg-type]
+    neutral = {"temperature": 1, "top_p": 1, "repetition_penalty": 1.0}
+    search.tot(None, "", propose=propose, score=score, depth=1, **neutral)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rollouts"):
         search.mcts(None, "", propose=propose, score=score, rollouts=2)
 

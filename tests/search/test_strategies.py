@@ -104,6 +104,7 @@ def test_number_that_a_strategy_does_not_use_raises(row: Strategy, lm: weft.LM) 
     for name in row.unused():
         with pytest.raises(ConfigError, match=f"{name} has no meaning for {row.name}"):
             row.run(lm, samples.sum, **{name: 2})  # type: ignore[arg-type]
+    assert row.rejected(row.neutral) == []
     if row.n is not None:
         with pytest.raises(ConfigError, match="n is 0"):
             row.run(lm, samples.sum, n=0)

@@ -279,11 +279,10 @@ def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
 
     chosen: the options that were given.
     """
-    for name in strategy.unused():
-        if name in chosen:
-            raise ConfigError(
-                f"{_FLAGS[name]} cannot be used with --strategy {strategy.name}; leave it out"
-            )
+    for name in strategy.rejected(chosen):
+        raise ConfigError(
+            f"{_FLAGS[name]} cannot be used with --strategy {strategy.name}; leave it out"
+        )
     for name in ("n", "max_tokens"):
         if (number := chosen.get(name)) is not None:
             check_int(_FLAGS[name], number, 1)

@@ -126,7 +126,8 @@ def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[Se
     """
     without = ("temperature", "propose", "state", "score")
     for name in without:
-        if options.get(name) is not None:
+        # Temperature 0 is greedy decoding.
+        if options.get(name) is not None and (name, options.get(name)) != ("temperature", 0):
             raise ConfigError(f"{name} has no meaning for greedy: it takes the likeliest tokens")
     settings = full_answer_settings(greedy, options, without, temperature=0.0)
     search = Search(lm, prompt, settings, "greedy")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .._core.kv.place import Place
 from .._core.sampling.metrics import log_softmax
-from .._core.sampling.params import SamplingParams
+from .._core.sampling.params import SamplingParams, is_neutral
 from .._core.sampling.sampler import probabilities
 from .._core.sched.work import Extend, FinishReason, Logits
 from ..constraints import Matcher, as_constraint
@@ -117,8 +117,9 @@ class CheckedGrowth:
         """
         if search.lm is None or not search.lm.info.capabilities.steps:
             raise Unsupported("prefix_check= needs a model that gives next-token distributions")
+        given = SamplingParams.resolve(search.settings.sampling)
         for name in _PENALTIES:
-            if name in search.settings.chosen:
+            if not is_neutral(given, name):
                 raise ConfigError(f"{name} has no meaning with prefix_check=; leave it out")
         self.search = search
         self.lm = search.lm

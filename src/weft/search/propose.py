@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, get_args
 
-from .._core.sampling.params import SamplingParams
+from .._core.sampling.params import SamplingParams, is_neutral
 from ..constraints.lines import EachLine
 from ..errors import ConfigError
 from ..lm.lm import LM
@@ -206,9 +206,11 @@ class Proposer:
 
     def _check_sampling_used(self) -> None:
         """Raise ConfigError if the caller set sampling parameters, but no model generates."""
-        chosen = self.search.settings.chosen
-        samples = self.search.completes or any(each.lm is not None for each in self.sources)
-        if chosen and not samples:
+        if self.search.completes or any(each.lm is not None for each in self.sources):
+            return
+        given = SamplingParams.resolve(self.search.settings.sampling)
+        chosen = [name for name in self.search.settings.chosen if not is_neutral(given, name)]
+        if chosen:
             raise ConfigError(
                 f"{chosen[0]} has no meaning without a model: propose is a function, and nothing "
                 "is completed. Leave it out"

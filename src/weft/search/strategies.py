@@ -47,6 +47,7 @@ class Strategy:
     breadth: Count | None = None  # the meaning of `breadth`; None: not accepted
     n: Count | None = None  # the meaning of `n`; None: not accepted
     refused: tuple[str, ...] = ()  # other options that it does not accept
+    neutral: Mapping[str, Any] = field(default_factory=dict)  # values of these that it accepts
     asks: bool = False  # it scores a task's questions by next-token distributions
 
     def unused(self) -> list[str]:
@@ -56,6 +57,18 @@ class Strategy:
         """
         numbers = [name for name in ("breadth", "n") if getattr(self, name) is None]
         return [*numbers, *self.refused]
+
+    def rejected(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the names of given options that this strategy rejects.
+
+        given: options by name; None is not given. A value in `neutral` is accepted.
+        """
+        values = {name: given.get(name) for name in self.unused()}
+        return [
+            name
+            for name, value in values.items()
+            if value is not None and (name not in self.neutral or value != self.neutral[name])
+        ]
 
     def options(
         self, breadth: int | None = None, n: int | None = None, **rest: Any
@@ -70,9 +83,8 @@ class Strategy:
         if the caller sets a keyword that `breadth` or `n` stands for.
         """
         given = {"breadth": breadth, "n": n, **rest}
-        for name in self.unused():
-            if given.get(name) is not None:
-                raise ConfigError(f"{name} has no meaning for {self.name}; leave it out")
+        for name in self.rejected(given):
+            raise ConfigError(f"{name} has no meaning for {self.name}; leave it out")
         for name, value in self.fixed.items():
             if rest.get(name, value) != value:
                 raise ConfigError(f"{name} is {value!r} for {self.name}; leave it out")
@@ -150,6 +162,7 @@ STRATEGIES: dict[str, Strategy] = {
             "one answer, always the likeliest token",
             call="greedy",
             refused=("temperature", "propose", "state", "score"),
+            neutral={"temperature": 0},
         ),
         Strategy(
             "tot-dfs",

@@ -212,7 +212,7 @@ class SamplingParams:
         values = {name: value for name, value in locals().items() if name in PARAMETERS}
         for name, value in values.items():
             object.__setattr__(self, name, PARAMETERS[name].check(name, value))
-        names = [name for name in SERVER_SAMPLING if name in unset and _is_neutral(self, name)]
+        names = [name for name in SERVER_SAMPLING if name in unset and is_neutral(self, name)]
         object.__setattr__(self, "unset", tuple(names))
         object.__setattr__(self, "draw_rule", DRAW_RULE)
 
@@ -316,14 +316,14 @@ class SamplingParams:
         """
         if self.temperature == 0:
             return "greedy"
-        names = [name for name in _SUMMARY if not _is_neutral(self, name)]
+        names = [name for name in _SUMMARY if not is_neutral(self, name)]
         if "temperature" not in self.unset:
             names = ["temperature", *names]
         parts = [f"{name.replace('_', '-')} {getattr(self, name):g}" for name in names]
         return ", ".join([*parts, *(["the server's sampling"] if self.unset else [])])
 
     def __repr__(self) -> str:
-        names = [name for name in NAMES if not _is_neutral(self, name)]
+        names = [name for name in NAMES if not is_neutral(self, name)]
         names += ["unset"] if self.unset else []
         changed = [f"{name}={getattr(self, name)!r}" for name in names]
         return f"SamplingParams({', '.join(changed)})"
@@ -474,8 +474,8 @@ def _unsupported_rules(config: Mapping[str, Any], *, samples: bool) -> list[str]
     return [name for name, value, neutral in values if value not in (None, neutral, [], {}, ())]
 
 
-def _is_neutral(params: SamplingParams, name: str) -> bool:
-    """Return True if a parameter has the value that changes nothing."""
+def is_neutral(params: SamplingParams, name: str) -> bool:
+    """Return True if a parameter has its default value; that of a filter or penalty is "off"."""
     return bool(getattr(params, name) == getattr(_NEUTRAL, name))
 
 
