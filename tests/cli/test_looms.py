@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -152,6 +153,14 @@ def test_read_writes_the_path_as_one_text(weft) -> None:
     assert f"Once upon{path['text']}\n" in weft("read", "2").stdout
 
 
+def test_read_counts_the_tokens_that_the_tree_shows(weft, chat_file: Path) -> None:
+    weft("import", str(chat_file), "-m", "tiny")
+    drawn = re.findall(r" (\d)  .*?  (\d+) tok", weft("tree").stdout)
+    assert len(drawn) == 4
+    for number, n_tokens in drawn:
+        assert f"node {number} of fox · {n_tokens} tokens" in weft("read", number).stderr
+
+
 def test_color_without_colours_writes_values_in_braces(weft) -> None:
     result = weft("run", samples.story, "-n", "1", "--color", "prob", *SHORT)
     assert "in braces: p below 0.5" in result.stdout
@@ -201,7 +210,8 @@ def test_rm_of_nodes_removes_descendants_and_undo_restores(weft, grown) -> None:
     assert weft("rm", "1", "4", "3").stdout == "removed node 1 and 2 below it, node 3\n"
     assert numbers(weft) == {0: None, 2: 0}
     growth = output_of(weft("grow", "2", "-n", "1", "--json", *SHORT))
-    assert weft("rm", "--undo").stdout == f"restored {NAME}\n"
+    back = f"undid remove in {NAME}: 4 nodes back (1, 3-5)\n"
+    assert weft("rm", "--undo").stdout == back
     assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 2}
     after = output_of(weft("tree", "--json"))["nodes"]
     assert [each["node"] for each in after] == [0, 1, 4, 5, 2, 6, 3]
@@ -252,6 +262,32 @@ def test_import_of_a_prompt_counts_no_nodes(weft, tmp_path: Path) -> None:
     )
     assert "the texts have no tokens and cannot be grown" in result.stderr
     assert result.stderr.endswith("next: weft tree\n")
+
+
+def test_import_of_a_chat_suggests_its_selected_message(weft, chat_file: Path) -> None:
+    result = weft("import", str(chat_file), "-m", "tiny")
+    assert result.stdout.splitlines() == [
+        "imported 1 loom, 4 nodes from fox.jsonl (sillytavern): fox"
+    ]
+    assert result.stderr.endswith('next: weft tree\n      weft grow 3 "…"\n')
+    assert weft("grow", "3", "Why?", "-n", "1", *SHORT).exit_code == 0
+    chat_file.write_text("".join(chat_file.read_text().splitlines(keepends=True)[:3]))
+    result = weft("import", str(chat_file), "--name", "cut", "-m", "tiny")
+    assert result.stderr.endswith("next: weft tree\n      weft grow 2\n")
+
+
+@pytest.fixture
+def chat_file(tmp_path: Path) -> Path:
+    """A chat of SillyTavern: a greeting, a question, and an answer with a swipe."""
+    lines = [
+        {"user_name": "You", "character_name": "Fox", "chat_metadata": {}},
+        {"name": "Fox", "is_user": False, "mes": "Hello, I am a fox."},
+        {"name": "You", "is_user": True, "mes": "Tell me a story."},
+        {"name": "Fox", "is_user": False, "mes": "No.", "swipes": ["No.", "Yes."], "swipe_id": 0},
+    ]
+    file = tmp_path / "fox.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from . import hints, options
 from .backend import has_tokens, select_backend
 from .failures import handle_errors
 from .hints import quoted
+
+if TYPE_CHECKING:
+    from .session import LoomSession
 
 
 @handle_errors
@@ -56,9 +59,12 @@ def import_(
     with select_backend() as backend:
         result = backend.import_file(file, format=format, name=name, model=model, engine=engine)
         first = backend.summary(result.names[0])
+        model_name = first.model if has_tokens(first) else None
+        grow: list[list[str]] = []
         if len(result.names) == 1:
-            backend.open(first.name).try_remember()
-    model_name = first.model if has_tokens(first) else None
+            session = backend.open(first.name)
+            session.try_remember()
+            grow = [_grow_command(session)] if model_name else []
     if as_json:
         write_object(
             {
@@ -75,12 +81,19 @@ def import_(
     counts = _counts(len(result.names), result.n_nodes)
     out.line(f"imported {counts} from {file.name} ({result.recognised_as}): {looms}")
     for dropped in result.dropped:
-        out.line(("  left out: ", "yellow"), dropped)
+        out.line(("  note: ", "yellow"), dropped)
     _write_model_note(file, model_name, is_given=model is not None)
     if len(result.names) > 1:
         hints.suggest(["weft", "tree", first.name], ["weft", "ls"])
     else:
-        hints.suggest(["weft", "tree"], *([["weft", "grow", "0"]] if model_name else []))
+        hints.suggest(["weft", "tree"], *grow)
+
+
+def _grow_command(session: LoomSession) -> list[str]:
+    """Return a command that grows the node selected in the file, or else the last leaf."""
+    node = session.at if session.at is not session.loom else session.loom.leaves[-1]
+    reply = ["…"] if node.terminal else []
+    return ["weft", "grow", str(session.number(node)), *reply]
 
 
 def _counts(n_looms: int, n_nodes: int) -> str:

@@ -181,8 +181,8 @@ def show_path(
 ) -> None:
     """Write the prompt, the texts down to the node, and one line of facts.
 
-    The facts are the node's number, its tokens and why it ended. They go to stderr if `out` is
-    piped.
+    The facts are the node's number, its number of tokens and why it ended. They go to stderr if
+    `out` is piped.
 
     tint: color tokens by this value; None for no colors.
     """
@@ -205,11 +205,9 @@ def show_path(
     summary = out if out.is_terminal or tint is not None else TerminalWriter.for_stream(sys.stderr)
     if summary is out:
         out.line()
-    sampled = [each for each in node.path if each.logprobs]
-    n_tokens = sum(len(each.tokens) for each in sampled)
     facts = [
         f"node {session.number(node)} of {session.name}" if session.name else "",
-        counted(n_tokens, "token"),
+        counted(len(node.tokens), "token"),
     ]
     facts.append(ending(node))
     summary.facts(" · ".join(filter(None, facts)))

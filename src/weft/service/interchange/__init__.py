@@ -12,6 +12,7 @@ __all__ = [
     "ImportReport",
     "Knot",
     "ImportLimits",
+    "Note",
     "Scope",
     "Sketch",
     "export",
@@ -24,7 +25,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .exporters import EXPORTERS, export, write
-    from .import_tree import ImportLimits, Knot, Sketch, linked
+    from .import_tree import ImportLimits, Knot, Note, Sketch, linked
     from .importers import IMPORTERS, ImportReport, read, recognise
     from .scope import Scope
     from .turns import messages_of
@@ -35,7 +36,7 @@ __getattr__ = lazy_getattr(
         "exporters": "EXPORTERS export write",
         "importers": "IMPORTERS ImportReport read recognise",
         "scope": "Scope",
-        "import_tree": "Knot ImportLimits Sketch linked",
+        "import_tree": "Knot ImportLimits Note Sketch linked",
         "turns": "messages_of",
     },
 )

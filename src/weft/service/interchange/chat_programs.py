@@ -13,9 +13,12 @@ from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from .chats import content_text
 from .fields import Json, list_of, parent_of, record_of, text_of, without
-from .import_tree import Entry, Knot, Sketch, linked
+from .import_tree import Entry, Knot, Note, Sketch, linked
 
-_HIDDEN = "messages that SillyTavern hides from the model were left out"
+_HIDDEN = Note(
+    "message that SillyTavern hides from the model was left out",
+    "messages that SillyTavern hides from the model were left out",
+)
 _OPENING = "<|BEGIN-VISIBLE-CHAT|>"  # text-generation-webui's stand-in for "no user message"
 
 
@@ -120,7 +123,7 @@ def _open_webui_tree(record: Json, where: str) -> Sketch:
     chat = _open_webui_chat(record)
     history = record_of(chat.get("history"), f"'history' of {where}")
     messages = record_of(history.get("messages"), f"'messages' of {where}")
-    notes = Counter[str]()
+    notes = Counter[Note]()
     entries = [
         Entry(
             message_id,
@@ -159,7 +162,7 @@ def _ranks(messages: Json) -> dict[str, int]:
     }
 
 
-def _open_webui_knot(message: Json, message_id: str, notes: Counter[str]) -> Knot:
+def _open_webui_knot(message: Json, message_id: str, notes: Counter[Note]) -> Knot:
     text = content_text(message.get("content"), message_id, notes)
     role = message.get("role")
     read = ("id", "parentId", "childrenIds", "role", "content")

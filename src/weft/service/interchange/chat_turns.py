@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from .import_tree import Knot, Sketch
+from .import_tree import Knot, Note, Sketch
 from .turns import MESSAGE_FIELDS
 
 if TYPE_CHECKING:
@@ -17,9 +17,10 @@ Message = dict[str, Any]
 
 START = "[Start a new chat]"  # the prompt of a chat that begins with an answer
 _TYPED = ("user", "system", "developer")  # roles of messages that the model does not write
-_STARTED = f"chats that begin with an answer have the prompt {START!r}"
-_JOINED = "answers after an answer continue it, after an empty line"
-_PLAIN = "chats are plain text, without roles for the model"
+_JOINED = Note(
+    "answer after an answer continues it, after an empty line",
+    "answers after an answer continue it, after an empty line",
+)
 
 
 def apply_template(sketch: Sketch, lm: LM) -> None:
@@ -31,7 +32,7 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
     if not any(knot.role in _TYPED for knot in sketch.knots):
         return
     if lm.text.chat_template is None:
-        sketch.notes[f"{_PLAIN}: this model has no chat template"] += 1
+        sketch.notes[_plain("this model has no chat template")] += 1
         return
     copy = Sketch(sketch.title, [replace(knot) for knot in sketch.knots], sketch.at)
     try:
@@ -39,11 +40,16 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
         for knot in copy.knots[1:]:
             _tokenize_message(copy, knot, lm)
     except ConfigError as error:
-        sketch.notes[f"{_PLAIN}: {error}"] += 1
+        sketch.notes[_plain(error)] += 1
         return
     sketch.knots, sketch.at, sketch.messages = copy.knots, copy.at, copy.messages
     sketch.title, sketch.user_prompt = copy.title, copy.user_prompt
     sketch.notes += copy.notes
+
+
+def _plain(reason: object) -> Note:
+    text = f"plain text, without roles for the model: {reason}"
+    return Note(f"chat is {text}", f"chats are {text}")
 
 
 def _build_prompt(sketch: Sketch, lm: LM) -> None:
@@ -82,7 +88,6 @@ def _prepend_start(sketch: Sketch, system: list[Message], lm: LM) -> None:
             knot.parent += 1
         sketch.knots.insert(0, Knot(""))
         sketch.at += 1
-    sketch.notes[_STARTED] += 1
     if not sketch.title:  # the prompt is no title
         texts = [knot.text for knot in sketch.knots if knot.role == "user" and knot.text]
         sketch.title = next(iter(texts), sketch.knots[1].text)

@@ -12,10 +12,12 @@ from typing import Any
 from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from .fields import Json, list_of, parent_of, record_of, text_of, without
-from .import_tree import Entry, Knot, Sketch, linked
+from .import_tree import Entry, Knot, Note, Sketch, linked
 
-_NO_TEXT = "message parts without text were left out"
-_EMPTY = "messages without text were left out"
+_NO_TEXT = Note(
+    "message part without text was left out", "message parts without text were left out"
+)
+_EMPTY = Note("message without text was left out", "messages without text were left out")
 
 
 def is_conversation(data: object) -> bool:
@@ -39,7 +41,7 @@ def conversations(data: Any) -> list[Sketch]:
 def _conversation(given: object, where: str) -> Sketch:
     data = record_of(given, where)
     mapping = record_of(data.get("mapping"), f"'mapping' of {where}")
-    notes = Counter[str]()
+    notes = Counter[Note]()
     entries: list[Entry] = []
     ranks: dict[str, int] = {}
     for node_id, value in mapping.items():
@@ -69,7 +71,7 @@ def _nearest_kept(mapping: Json, at: str | None, kept: set[str]) -> str | None:
     return at
 
 
-def _mapping_knot(node: Json, node_id: str, notes: Counter[str]) -> Knot:
+def _mapping_knot(node: Json, node_id: str, notes: Counter[Note]) -> Knot:
     message = node.get("message")
     rest = {"id": node_id, **without(node, ("id", "parent", "children", "message"))}
     if message is None:
@@ -84,7 +86,7 @@ def _mapping_knot(node: Json, node_id: str, notes: Counter[str]) -> Knot:
     return Knot(text, role=role if isinstance(role, str) else None, imported=imported)
 
 
-def _without_empty(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
+def _without_empty(entries: list[Entry], notes: Counter[Note]) -> list[Entry]:
     """Return the messages with a text or tool calls.
 
     A message below an empty one becomes a child of the nearest ancestor with content.
@@ -108,7 +110,7 @@ def _without_empty(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
     return [entry._replace(parent=nearest(entry.parent)) for entry in entries if entry.id in kept]
 
 
-def content_text(content: object, where: str, notes: Counter[str]) -> str:
+def content_text(content: object, where: str, notes: Counter[Note]) -> str:
     """Return the text of a message.
 
     Args:
@@ -174,7 +176,7 @@ def chats(data: Any) -> list[Sketch]:
     for index, chat in enumerate(given):
         where = f"chat {index}"
         messages = chat["messages"] if isinstance(chat, dict) else chat
-        notes = Counter[str]()
+        notes = Counter[Note]()
         knots = [
             _message_knot(message, f"message {at} of {where}", notes)
             for at, message in enumerate(messages)
@@ -198,7 +200,7 @@ def chats(data: Any) -> list[Sketch]:
     return list(sketches.values())
 
 
-def _message_knot(message: Json, where: str, notes: Counter[str]) -> Knot:
+def _message_knot(message: Json, where: str, notes: Counter[Note]) -> Knot:
     text = content_text(message.get("content"), where, notes)
     imported = without(message, ("role", "content"))
     return Knot(text, role=message["role"], imported=imported)

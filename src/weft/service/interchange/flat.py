@@ -20,9 +20,10 @@ from .fields import (
     text_of,
     without,
 )
-from .import_tree import Entry, Knot, Sketch, linked
+from .import_tree import Entry, Knot, Note, Sketch, linked
 
 _MARK = "bookmark"
+_SETTINGS = Note("setting of the plugin was left out", "settings of the plugin were left out")
 
 
 def is_loomsidian(data: object) -> bool:
@@ -57,7 +58,7 @@ def loomsidian(data: Any) -> list[Sketch]:
         return [_loomsidian_note(data, "")]
     sketches = [_loomsidian_note(state, note) for note, state in data["state"].items()]
     if len(data) > 1:
-        sketches[0].notes["settings of the plugin were left out"] += len(data) - 1
+        sketches[0].notes[_SETTINGS] += len(data) - 1
     return sketches
 
 

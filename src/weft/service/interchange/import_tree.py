@@ -35,6 +35,17 @@ class ImportLimits:
     height: int = 100_000  # nodes on a path
 
 
+class Note(NamedTuple):
+    """A kind of omission or change, as the end of a sentence that starts with a count.
+
+    one: the words after the count 1: "message without text was left out".
+    many: the words after other counts: "messages without text were left out".
+    """
+
+    one: str
+    many: str
+
+
 @dataclass(slots=True)
 class Knot:
     """A node of a `Sketch`: a text that continues the text of its parent."""
@@ -63,7 +74,7 @@ class Sketch:
     at: int = 0  # index of the node that was selected in the program
     special: bool = False  # parse special tokens in the texts; a template or a model wrote them
     imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
-    notes: Counter[str] = field(default_factory=Counter)  # omissions and changes, with counts
+    notes: Counter[Note] = field(default_factory=Counter)  # omissions and changes, with counts
     author_note: dict[str, Any] | None = None  # as `weft.loom.author_note` keeps it
     user_prompt: str | None = None  # the user's text, if the root's text is a rendered template
     messages: list[dict[str, Any]] | None = None  # the chat messages of a rendered prompt
@@ -93,9 +104,19 @@ class Entry(NamedTuple):
     knot: Knot  # the node's text and other values; its `parent` is not set yet
 
 
-_ORPHAN = "nodes without a parent in the file are at the top"
-_LOOP = "nodes that are their own ancestors were left out"
-_ROOTS = "trees in one are below an empty prompt"
+_ORPHAN = Note(
+    "node without a parent in the file is at the top",
+    "nodes without a parent in the file are at the top",
+)
+_LOOP = Note(
+    "node that is its own ancestor was left out",
+    "nodes that are their own ancestors were left out",
+)
+_ROOTS = Note("tree is below an empty prompt", "trees in one are below an empty prompt")
+_CHANGED = Note(
+    "text differs after tokenizing it for this model",
+    "texts differ after tokenizing them for this model",
+)
 
 
 def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") -> Sketch:
@@ -237,7 +258,7 @@ def _add_child(parent: Heddle, knot: Knot, sketch: Sketch, lm: LM | None) -> Hed
     else:
         node = new_child(parent, encode_after(parent, text, sketch.special) if text else [])
         if node.text != text:
-            sketch.notes["texts differ after tokenizing them for this model"] += 1
+            sketch.notes[_CHANGED] += 1
     child_list(parent).append(node)
     return node
 

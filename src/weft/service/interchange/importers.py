@@ -23,7 +23,7 @@ from ..store import file as native
 from ..store import sidecar
 from . import chat_programs, chats, flat, nested, writing_programs
 from .chat_turns import apply_template
-from .import_tree import ImportedLoom, ImportLimits, Sketch, build_loom, check_limits
+from .import_tree import ImportedLoom, ImportLimits, Note, Sketch, build_loom, check_limits
 from .writing_programs import PlainText, is_text_name
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "weft.importers"
 NATIVE = "weft"
 _LIMITS = ImportLimits()
+_SURROGATES = Note(
+    "lone surrogate was replaced by U+FFFD", "lone surrogates were replaced by U+FFFD"
+)
 Parser = Callable[[bytes], object]  # returns the content of a file as `Importer.matches` takes it
 _CONTROL = re.compile(rb"[\x00-\x08]")  # bytes that no UTF-8 text has
 
@@ -186,7 +189,7 @@ def read(
         data, n_surrogates = _without_surrogates(data)
         sketches = _parse_trees(name, data)
         if n_surrogates:
-            sketches[0].notes["lone surrogates were replaced by U+FFFD"] += n_surrogates
+            sketches[0].notes[_SURROGATES] += n_surrogates
         check_limits(sketches, limits)
         for sketch in sketches:
             sketch.lift()
@@ -348,11 +351,11 @@ def _parse_trees(name: str, data: object) -> list[Sketch]:
 
 def _describe_notes(sketches: Sequence[Sketch]) -> Iterator[str]:
     """Yield a line for each kind of omission or change, with its number in all trees."""
-    notes: Counter[str] = Counter()
+    notes: Counter[Note] = Counter()
     for sketch in sketches:
         notes += sketch.notes
-    for what, n in notes.items():
-        yield f"{n} {what}"
+    for note, n in notes.items():
+        yield f"{n} {note.one if n == 1 else note.many}"
 
 
 def _other_importers() -> list[str]:

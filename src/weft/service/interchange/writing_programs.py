@@ -11,11 +11,17 @@ from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from ...loom.author_note import DEPTH
 from .fields import Json, record_of, text_of
-from .import_tree import Knot, Sketch
+from .import_tree import Knot, Note, Sketch
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown")
 _SESSION_FIELDS = ("memoryTokens", "authorNoteTokens", "maxPredictTokens", "contextLength")
 _CONTEXT_FIELDS = ("memoryTokens", "authorNoteTokens", "authorNoteDepth", "worldInfo")
+
+_SETTINGS = Note("setting of the session was left out", "settings of the session were left out")
+_WORLD_INFO = Note(
+    "entry of world info is not read by the model",
+    "entries of world info are not read by the model",
+)
 
 _CONTEXT_ORDER = "{memPrefix}{wiPrefix}{wiText}{wiSuffix}{memText}{memSuffix}{prompt}"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -82,11 +88,11 @@ def mikupad(data: Any) -> list[Sketch]:
     sketch.author_note = _author_note(context)
     n_settings = len(data.keys() - {"prompt", "name", *_CONTEXT_FIELDS})
     if n_settings:
-        sketch.notes["settings of the session were left out"] += n_settings
+        sketch.notes[_SETTINGS] += n_settings
     world_info = context.get("worldInfo")
     entries = world_info.get("entries") if isinstance(world_info, dict) else None
     if isinstance(entries, list):
-        sketch.notes["entries of world info are not read by the model"] += len(entries)
+        sketch.notes[_WORLD_INFO] += len(entries)
     return [sketch]
 
 
