@@ -13,11 +13,12 @@ from rich.cells import cell_len
 from .. import samples
 from ..errors import ConfigError
 from ..viz.outline import counted
-from ..viz.terminal import TerminalWriter, write_object
+from ..viz.terminal import Part, TerminalWriter, write_object
 from . import hints, options
 from .backend import Backend, select_backend
 from .failures import handle_errors
 from .options import complete_looms_and_nodes
+from .undo import describe_change
 
 if TYPE_CHECKING:
     from ..service.store import LoomSummary
@@ -114,30 +115,41 @@ def rm(
         )
     with select_backend() as backend:
         if undo:
-            names = restore(backend, loom)
-            _report(as_json, "restored", names)
+            names, line = restore(backend, loom)
+            _report(as_json, "restored", names, line)
             commands = [["weft", "tree", name] for name in names[:3]]
         else:
             removed, verb = remove(backend, list(dict.fromkeys(what or ())), loom)
-            _report(as_json, "removed", removed)
+            _report(as_json, "removed", removed, (f"removed {', '.join(removed)}",))
             commands = [["weft", "rm", "--undo"], ["weft", verb]]
     if not as_json:
         hints.suggest(*commands)
 
 
-def restore(backend: Backend, loom: str | None) -> list[str]:
-    """Restore what was removed last, and return the names of the looms.
+def restore(backend: Backend, loom: str | None) -> tuple[list[str], tuple[Part, ...]]:
+    """Restore what was removed last.
 
     If a loom gets another name than before, a note on stderr says so.
 
     loom: restore nodes of this loom; None restores the last removal.
+
+    Returns:
+        The names of the looms, and the parts of a line that describes what was restored.
     """
+    open_name = loom if loom is not None else backend.last_loom()
+    if open_name not in {row.name for row in backend.summaries()}:
+        open_name = None
+    before = set[int]() if open_name is None else set(backend.open(open_name).numbers().values())
     restored = backend.restore(loom)
+    if open_name is not None and restored == [(open_name, open_name)]:
+        numbers = sorted(set(backend.open(open_name).numbers().values()) - before)
+        return [open_name], describe_change("undid", "remove", open_name, {"back": numbers})
     for previous, name in restored:
         if name != previous:
             note = f"another loom is named {previous} now; the restored loom is {name}"
             TerminalWriter.for_stream(sys.stderr).line((note, "yellow"))
-    return [name for _, name in restored]
+    names = [name for _, name in restored]
+    return names, (f"restored {', '.join(names)}",)
 
 
 def remove(backend: Backend, targets: list[str], loom: str | None) -> tuple[list[str], str]:
@@ -195,9 +207,12 @@ def remove_nodes(backend: Backend, numbers: list[str], loom: str | None) -> list
     return removed
 
 
-def _report(as_json: bool, verb: str, names: list[str]) -> None:
-    """Write the removed or restored names, as a line or as JSON. verb: "removed" or "restored"."""
+def _report(as_json: bool, verb: str, names: list[str], line: tuple[Part, ...]) -> None:
+    """Write what was removed or restored: the line, or the names as JSON.
+
+    verb: "removed" or "restored", the key in the JSON object.
+    """
     if as_json:
         write_object({verb: names})
     else:
-        TerminalWriter.for_stream(sys.stdout).line(f"{verb} {', '.join(names)}")
+        TerminalWriter.for_stream(sys.stdout).line(*line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
@@ -50,17 +50,32 @@ def _report(
         report = {"kind": result.kind, "loom": session.name, "at": session.number(session.at)}
         write_object({**report, "added": added, "changed": changed, "removed": removed})
         return
-    parts = [
-        f"{counted(len(nodes), 'node')} {change} ({spans(nodes)})"
-        for change, nodes in (("back", added), ("changed", changed), ("gone", removed))
-        if nodes
-    ]
     out = TerminalWriter.for_stream(sys.stdout)
-    kind = result.kind.replace("_", " ")
-    out.line((f"{action} {kind}", "bold"), f" in {session.name}: {', '.join(parts) or 'nothing'}")
+    changes = {"back": added, "changed": changed, "gone": removed}
+    out.line(*describe_change(action, result.kind, session.name, changes))
     out.line()
     show_tree(out, session, result.added or result.changed)
     hints.suggest(inverse.split(), ["weft", "tree"])
+
+
+def describe_change(
+    action: str, kind: str, loom: str, changes: Mapping[str, Sequence[int]]
+) -> tuple[tuple[str, str], str]:
+    """Return a line about an undone or redone operation, as arguments of `TerminalWriter.line`.
+
+    Args:
+        action: "undid" or "did again".
+        kind: kind of the operation, such as "remove".
+        loom: the loom's name.
+        changes: sorted node numbers by change, such as {"back": [3]}; empty ones are left out.
+    """
+    parts = [
+        f"{counted(len(nodes), 'node')} {change} ({spans(nodes)})"
+        for change, nodes in changes.items()
+        if nodes
+    ]
+    head = (f"{action} {kind.replace('_', ' ')}", "bold")
+    return head, f" in {loom}: {', '.join(parts) or 'nothing'}"
 
 
 def spans(numbers: Iterable[int]) -> str:
