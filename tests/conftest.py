@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import random
+import re
 import signal
 import sys
 from collections.abc import Hashable, Iterator
@@ -73,6 +74,8 @@ ENTROPY = random.Random()
 OPTIONAL = ("mlx", "llamacpp", "vllm", "remote")
 # Markers of the groups that the default run leaves out.
 GROUPS = frozenset({"slow", "engines", "kernels", "programs", "page", "models"})
+_PYTESTMARK = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*)$", re.MULTILINE)
+_MARKER = re.compile(r"pytest\.mark\.(\w+)")
 # Folders of which the default run has all cases.
 ALL_CASES = (HERE / "core" / "kv", HERE / "core" / "sampling")
 # And the laws on torch without KV reuse and on a fake with its own loop, which take twice as long.
@@ -84,9 +87,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     expression, name = config.option.markexpr, collection_path.name
     if name in ("page", "models") and collection_path.parent == HERE:  # all tests of such a group
         return True if f"not {name}" in expression else None
-    if name.startswith("test_mlx") and "not engines" in expression:
-        return True
-    if name == "test_fuzz.py" and "not programs" in expression:  # it imports schemathesis
+    if name.startswith("test_") and not GROUPS.isdisjoint(_excluded(collection_path, expression)):
         return True
     if not (expression.startswith("kernels") and name.startswith("test_")):
         return None
@@ -95,6 +96,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text("utf-8")
     return None if "kernels" in text or "paged" in text else True
+
+
+def _excluded(file: Path, expression: str) -> set[str]:
+    """Return the groups to which all tests of a file belong, if `expression` leaves them out."""
+    found = _PYTESTMARK.search(file.read_text("utf-8"))
+    names = set(_MARKER.findall(found[0])) if found else set()
+    groups = names | {"engines" for name in names if name in OPTIONAL}
+    if file.name == "test_fuzz.py":  # it imports schemathesis
+        groups.add("programs")
+    return {group for group in groups if f"not {group}" in expression}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
