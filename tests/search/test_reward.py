@@ -160,14 +160,9 @@ def test_judge_gives_the_probability_of_yes_after_its_question(lm: weft.LM) -> N
     assert low < 0.5 < score
 
 
-# By levels and full answers; test_callbacks has a value in every search.
+# By levels, particles and full answers; test_callbacks has a value in every search.
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("tot", {"depth": 1}),
-        pytest.param("smc", {"n": 2}, marks=pytest.mark.programs),
-        ("best-of-n", {"n": 2}),
-    ],
+    ("name", "options"), [("tot", {"depth": 1}), ("smc", {"n": 2}), ("best-of-n", {"n": 2})]
 )
 def test_scores_of_a_search_are_the_values_of_its_reward_model(
     lm: weft.LM, steps_model: Any, name: str, options: dict[str, Any]

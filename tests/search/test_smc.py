@@ -117,8 +117,9 @@ def test_weights_far_below_zero_do_not_underflow() -> None:
     assert log_mean_exp([-math.inf]) == -math.inf
 
 
-def test_hopeless_particle_of_a_task_has_a_tiny_weight(lm: weft.LM) -> None:
-    result = search.smc(lm, samples.game24, n=8, seed=2, ess=0.0, depth=2, temperature=2.0)
+def test_hopeless_particle_of_a_task_has_a_tiny_weight() -> None:
+    lm = weft.load("tiny")
+    result = search.smc(lm, samples.game24, n=16, seed=2, ess=0.0, depth=2, temperature=2.0)
     scores = [node.score for node in result.loom.walk() if node.score is not None]
     assert min(scores) == pytest.approx(math.log(1e-6))
     assert max(scores) > math.log(0.5)
@@ -188,9 +189,9 @@ def paths_of_two(lm: weft.LM, loom: Loom, allowed: Sequence[int]) -> dict[tuple[
 
 @pytest.mark.parametrize("ess", one_in(2, [1.0, 0.0]))
 def test_constrained_particles_follow_the_enumerated_posterior(lm: weft.LM, ess: float) -> None:
-    """Chi-square over 5 seeds of 500 particles, resampled after each token or never.
+    """Chi-square over 10 seeds of 500 particles, resampled after each token or never.
 
-    40 degrees of freedom; the statistic of a right sampler reaches 102 once in 3 million runs. The
+    80 degrees of freedom; the statistic of a right sampler reaches 160 once in 3 million runs. The
     locally normalised draws alone lie far above it. Each resampling adds to the variance of the
     weights before it, so that 500 particles count as 500 / 3.
     """
@@ -199,7 +200,7 @@ def test_constrained_particles_follow_the_enumerated_posterior(lm: weft.LM, ess:
     mass = paths_of_two(lm, loom, allowed)
     evidence = math.fsum(mass.values())
     total, unweighted, estimates = 0.0, 0.0, list[float]()
-    for seed in range(5):
+    for seed in range(10):
         own = Loom(lm, samples.opening, template=False)
         result = search.smc(
             lm,
@@ -228,9 +229,9 @@ def test_constrained_particles_follow_the_enumerated_posterior(lm: weft.LM, ess:
             expected = weight / evidence
             total += n_effective * (shares[path] - expected) ** 2 / expected
             unweighted += n_effective * (draws[path] - expected) ** 2 / expected
-    assert total < 102
-    assert ess or unweighted > 500
-    assert math.fsum(estimates) / 5 == pytest.approx(evidence, rel=0.1)
+    assert total < 160
+    assert ess or unweighted > 1000
+    assert math.fsum(estimates) / 10 == pytest.approx(evidence, rel=0.1)
 
 
 def test_choice_is_drawn_by_its_exact_probabilities(lm: weft.LM) -> None:
