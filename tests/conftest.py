@@ -100,8 +100,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def _excluded(file: Path, expression: str) -> set[str]:
     """Return the groups to which all tests of a file belong, if `expression` leaves them out."""
-    found = _PYTESTMARK.search(file.read_text("utf-8"))
-    names = set(_MARKER.findall(found[0])) if found else set()
+    match = _PYTESTMARK.search(file.read_text("utf-8"))
+    names = set(_MARKER.findall(match[0])) if match else set()
     groups = names | {"engines" for name in names if name in OPTIONAL}
     if file.name == "test_fuzz.py":  # it imports schemathesis
         groups.add("programs")

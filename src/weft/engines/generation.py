@@ -93,8 +93,9 @@ class EngineGenerator(ABC):
 
     @abstractmethod
     def unsupported_params(self, params: SamplingParams) -> str | None:
-        """Return the first parameter, with its value, that this engine cannot honour exactly; None
-        if none.
+        """Return the reason why this engine cannot honour a parameter exactly; None if it can.
+
+        The reason names the first such parameter.
 
         The scheduler runs such requests step by step, if the engine has steps. `params.constraint`
         is passed in its initial state. The host also checks it token by token.

@@ -14,14 +14,17 @@ _EPSILON = 1e-4  # TRL's
 
 
 class SegmentRecord(TypedDict):
-    """A segment of a record's path. Records of one group share it if they have the same `id`."""
+    """A segment of a record's path. Records of one group share it if they have the same `id`.
+
+    `advantage` is the same for both settings of `advantages` in `flatten`.
+    """
 
     id: int  # its number in the tree
     start: int  # index of its first token in the completion
     end: int
     n_leaves: int  # records that share it
     value: float  # mean reward of these records
-    advantage: float  # value against that of the siblings, scaled as group advantages
+    advantage: float  # value minus that of the parent segment, divided as group advantages
 
 
 class Record(TypedDict):
@@ -111,7 +114,9 @@ def _segment_records(
 ) -> dict[Segment, SegmentRecord]:
     """Return the record of each segment of a tree.
 
-    scale: the divisor of advantages.
+    Args:
+        rewards: one per leaf, in the order of `leaves`.
+        scale: divisor of an advantage, which is the segment's value minus its parent's.
     """
     below: dict[Segment, list[float]] = {}
     for leaf, reward in zip(leaves, rewards, strict=True):

@@ -117,6 +117,8 @@ class Tree:
         """Split a segment after `depth` completion tokens, and return its new upper part.
 
         `segment` becomes the lower part, so that leaves stay the same objects.
+
+        depth: counts from the end of the prompt, as `start` does.
         """
         assert segment.parent is not None
         upper, at = Segment(segment.parent, segment.place), depth - segment.start

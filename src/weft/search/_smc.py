@@ -104,7 +104,7 @@ def smc(
     from .exact_choice import exact_choice
 
     if prefix_check is None and (choice := exact_choice(search, proposer.sources)) is not None:
-        proposer.draw_exactly = choice.propose_below
+        proposer.draw_exactly = choice.draw_below
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, check_int("depth", depth, 1))
     result = yield from search.run(algorithm, judge, proposer, tries=n, depth=depth)

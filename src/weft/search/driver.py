@@ -371,8 +371,9 @@ class Search:
         return None if self.task is None else self.task.state(lines_of(node))
 
     def merge_key(self, node: Heddle) -> Hashable | None:
-        """Return a key that is equal for duplicates; the search follows only one of them.
+        """Return a key that is equal for nodes with one state; the search follows only one of them.
 
+        Full answers, and nodes without a task or states, have a key of their own each.
         None if the node's state is unknown or invalid; the search does not follow such a node.
         """
         if self.uses_states:

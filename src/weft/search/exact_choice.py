@@ -23,9 +23,10 @@ MAX_TEXTS = 512  # choices of more texts are sampled token by token
 
 
 class ExactChoice:
-    """A proposer that draws texts of a `Choice` in proportion to their exact probabilities.
+    """Draws texts of a `Choice` in proportion to their exact probabilities.
 
-    `exact_choice` creates it. Its `propose_below` replaces `Proposer.propose_below`.
+    `exact_choice` creates it. Its `draw_below` is the `draw_exactly` of a `Proposer`, which then
+    uses it instead of its sources, and adds the nodes to the search.
 
     params: sampling parameters to store in the new nodes.
     token_ids: the token ids of each text, in sorted order of the texts.
@@ -38,7 +39,7 @@ class ExactChoice:
         self.params = params
         self.token_ids = token_ids
 
-    def propose_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
+    def draw_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         """Score all texts after a node, then draw `n` of them with repetition.
 
         items: one item, with the node and `n`.

@@ -179,7 +179,10 @@ class KnownLines:
         contexts: Mapping[int, tuple[Hashable, Heddle]],
         params: SamplingParams,
     ) -> Steps[None]:
-        """Measure the known lines that are not in the tries of these rows yet, in one batch."""
+        """Measure the known lines that are not in the tries of these rows yet, in one batch.
+
+        Arguments as for `grow`.
+        """
         tries, items = list[Prefix](), list[Extend]()
         for row in {id(row): row for row in rows}.values():
             key, owner = contexts[id(row)]

@@ -449,9 +449,11 @@ class _PromptContext:
     def rows(self, items: Sequence[tuple[WorkItem, int]]) -> list[Heddle]:
         """Return the nodes to generate one line below, each repeated for the lines it should get.
 
-        Nodes take turns in the list, so that a budget cuts all of them equally.
+        Nodes to continue come first, then the looms of suggestion prompts; in each part they take
+        turns. Fills the attributes of this object.
 
-        items: pairs of a node's work and the node's level.
+        items: pairs of a node's work and the node's level, which selects the number of lines if
+        the work has no `n`.
         """
         source, looms, max_suggestions = self.source, dict[str, Loom](), dict[str, int]()
         nodes_to_continue: list[tuple[Heddle, int]] = []

@@ -183,7 +183,9 @@ def evaluate(expression: str) -> Fraction | None:
 
 
 def _apply_stacked_operators(values: list[Fraction], operators: list[str], token: str) -> bool:
-    """Apply the operators on the stack that precede `token`, then push `token` (shunting-yard).
+    """Apply the stacked operators that precede `token`, then push it (shunting-yard).
+
+    A ")" is not pushed, but removes its "(".
 
     Both lists change in place.
 
@@ -192,7 +194,7 @@ def _apply_stacked_operators(values: list[Fraction], operators: list[str], token
         operators: operators and open brackets that are not applied yet.
         token: the next operator or ")"; "" at the end of the expression.
 
-    Returns: False for a division by 0 or an unmatched bracket.
+    Returns: False for a division by 0 or a ")" without "(". A "(" without ")" stays in `operators`.
     """
     while operators and operators[-1] != "(" and _precedes(operators[-1], token):
         right, left = values.pop(), values.pop()

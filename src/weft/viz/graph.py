@@ -63,7 +63,7 @@ def _dot_boxes(shown: list[Heddle], names: dict[int, str], node: Label | None) -
     names: DOT names of the nodes, by `id(node)`.
     """
     for heddle in shown:
-        label = _escape_dot(_dot_label(heddle) if node is None else node(heddle))
+        label = _escape_dot(_default_label(heddle) if node is None else node(heddle))
         fill = _FILLS[PROBABILITY.level(geometric_mean_p(heddle))] if heddle.logprobs else ""
         more = f', fillcolor="{fill}"' if fill else ""
         width = ", penwidth=2" if heddle.parent is None else ""
@@ -80,8 +80,11 @@ def _dot_edges(shown: list[Heddle], names: dict[int, str], edge: Label | None) -
         yield f"{names[id(heddle.parent)]} -> {names[id(heddle)]}{label}"
 
 
-def _dot_label(each: Heddle) -> str:
-    """Return a node's default label: its text, wrapped and shortened, and its statistics."""
+def _default_label(each: Heddle) -> str:
+    """Return a node's default label: its text, wrapped and shortened, and its statistics.
+
+    It has line ends and is not escaped for DOT yet.
+    """
     text = textwrap.wrap(cut(one_line(headline(each)), _DOT_LONGEST), _WIDTH) or ["(ended at once)"]
     return "\n".join([*text, " · ".join(facts(each))])
 

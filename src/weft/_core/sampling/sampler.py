@@ -198,7 +198,7 @@ class Sampler:
 
     @property
     def history(self) -> History | None:
-        """The tokens counted so far; None without penalties."""
+        """The tokens that the penalties of counts look at; None without such a penalty."""
         return self._history
 
     @property
@@ -689,7 +689,8 @@ class _Logits(NamedTuple):
 def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Floats | None) -> Ids:
     """Return the drawn ids, one per sampler of `draw`: int64 [n].
 
-    kept: if given, the log-probabilities among the kept tokens are written into it.
+    kept: float32, by sampler number; if given, it receives the log-probability of each drawn token
+    among the tokens that the filters keep. Entries of greedy samplers may stay unwritten.
     """
     if "xtc_probability" in arrays.active:
         logits, arrays = _without_top_choices(logits, arrays)
@@ -757,7 +758,8 @@ def _sample_within_cutoff(
 ) -> Ids:
     """Return the ids drawn among the tokens that a cutoff keeps: int64 [n].
 
-    kept: if given, the log-probabilities among the kept tokens are written into it.
+    kept: float32, by sampler number; if given, it receives the log-probability of each drawn token
+    among the tokens that the filters keep. Entries of greedy samplers may stay unwritten.
     """
     every = np.arange(len(logits.values))
     min_logit = np.full(len(every), -np.inf, dtype=np.float32)

@@ -104,7 +104,7 @@ class Job(ABC):
         """
 
     def stop(self, queues: JobQueues) -> None:
-        """Release all KV of the job at its end."""
+        """Release all KV of the job when it fails. The caller resolves its tickets."""
 
     def finish_failed_step(self, queues: JobQueues) -> None:
         """End the job if it had to end, but waited for a part of the step that has now failed."""

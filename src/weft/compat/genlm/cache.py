@@ -56,7 +56,8 @@ class OutputCache:
 class TokenTrie:
     """A trie of token contexts: a node stores the log-probabilities after its context.
 
-    Nothing is evicted: the trie only grows, until `clear_kv_cache` or its deletion.
+    Nothing is evicted: nodes and their log-probabilities stay until the trie is deleted.
+    `clear_kv_cache` drops only the KV.
     """
 
     def __init__(self, logprobs: Any = None) -> None:

@@ -203,7 +203,7 @@ class GenlmModel(AsyncLM):
             self._evaluate_batch([query for query in queries if query.lora_name == name], name)
 
     def reset_async_queries(self) -> None:
-        """Cancel all requests that are queued by `add_query` or submitted to the scheduler.
+        """Cancel the requests that are queued by `add_query` or submitted to the scheduler.
 
         Futures of queued requests are cancelled. Callers of submitted requests get BatchAbandoned.
         Requests that wait because `batch_size` others run are not cancelled.
@@ -391,7 +391,7 @@ class AsyncVirtualLM(GenlmModel):
         return self.lm.model
 
     async def release_all(self) -> None:
-        """Cancel all requests, queued or submitted; see `reset_async_queries`."""
+        """Do the same as `reset_async_queries`."""
         self.reset_async_queries()
 
     def cleanup(self) -> None:

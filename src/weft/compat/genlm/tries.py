@@ -219,7 +219,8 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
     def _combine_on_device(self, rows: Any, empty: float) -> Any:
         """Combine the weights [B, V] of entries into weights of all nodes, with torch.
 
-        empty: the weight of a node without entries. 0 computes sums, -inf computes maxima.
+        rows: float32 tensor [B, V] on `device`, from `_preprocess_ws`. empty: the weight of a node
+        without entries; 0 computes sums, -inf computes maxima.
 
         Returns: a NumPy array [B, n_nodes].
         """

@@ -108,7 +108,7 @@ class RemoteRuns(EngineGenerator):
         self.together = together
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
-        """Return the first parameter that the server would not honour exactly; None if none."""
+        """Return the reason why the server cannot honour a parameter exactly; None if it can."""
         return self.builder.unsupported_params(params)
 
     def start(self, request: GenerationRequest, on_event: EventCallback) -> RemoteRun:

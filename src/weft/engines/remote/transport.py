@@ -1,4 +1,7 @@
-"""HTTP to one server, on its own thread: retries, errors and the API key."""
+"""HTTP to one server, on its own thread: timeouts, errors and the API key.
+
+Callers retry, as `RetryPolicy` says.
+"""
 
 from __future__ import annotations
 
@@ -192,10 +195,12 @@ class Transport:
         return await self._json("GET", url, None)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the JSON response of a request.
+        """Send one request, without retries, and return the JSON of its response.
+
+        path: below the server's address.
 
         Raises:
-            TransportError: the request failed.
+            TransportError: the request failed. `is_transient` says if a retry may succeed.
         """
         return await self._json("POST", self.address.base + path, body)
 

@@ -66,7 +66,7 @@ class VllmRuns(EngineGenerator):
         self._numbers = itertools.count()
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
-        """Return the first parameter that vLLM would not honour exactly; None if none."""
+        """Return the reason why vLLM would not honour a parameter exactly; None if it would."""
         for name, is_unsupported in _UNSUPPORTED.items():
             if is_unsupported(params):
                 return f"{name}={getattr(params, name)!r}"

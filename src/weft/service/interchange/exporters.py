@@ -116,7 +116,7 @@ EXPORTERS: Mapping[str, Exporter] = {
             "text/markdown",
             "the text, or a nested list",
             _PATH,
-            _by("text_export", "markdown_lines"),
+            _by("text_export", "markdown_file"),
             frozenset({"name"}),
         ),
         Exporter(

@@ -37,8 +37,8 @@ def path_text(part: Selection) -> str:
     return f"> {loom.user_prompt}\n\n{joined_text(path[1:]).lstrip()}"
 
 
-def markdown_lines(part: Selection, *, name: str = "") -> Iterator[str]:
-    """Yield a Markdown file: YAML front matter, then the path or the tree.
+def markdown_file(part: Selection, *, name: str = "") -> Iterator[str]:
+    """Yield the text of a Markdown file in one piece: YAML front matter, then path or tree.
 
     The front matter has the model and the seeds. A tree is a nested list. The prompt of a chat is
     a block quote; other prompts and their continuations are one text.

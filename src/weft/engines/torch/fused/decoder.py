@@ -156,12 +156,12 @@ class _Layer:
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
-    """Return x [T, E] after an RMS norm of the model, in PyTorch operations."""
+    """Return x [..., E] after a Llama RMS norm (`weight * x`), in PyTorch operations."""
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
 def _normed_by(step: AttentionStep, x: Tensor, norm: Any) -> Tensor:
-    """Return x [T, E] after an RMS norm of the model, by the step's kernel."""
+    """Return x [..., E] after a Llama RMS norm (`weight * x`), by the step's kernel."""
     return step.rms_norm(x, norm.weight, norm.variance_epsilon)
 
 

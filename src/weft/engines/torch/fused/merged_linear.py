@@ -144,7 +144,11 @@ class _Sibling(nn.Linear):
 
 
 class _MergedProduct:
-    """Computes all siblings' outputs when the first one runs, and keeps the others' for them."""
+    """Computes sibling layers in one product; `output` returns one layer's part.
+
+    The first call with an input computes the parts of all siblings. Their calls with the same
+    tensor object take these parts.
+    """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
@@ -188,7 +192,10 @@ class _SiblingNumber(NamedTuple):
 
 
 def _adjacent_layers(model: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Yield groups of linear layers whose weights are adjacent in memory, by address."""
+    """Yield the linear layers of each storage, by address.
+
+    Only storages in which all of them are adjacent and have one input size and dtype.
+    """
     by_storage: dict[int, list[nn.Linear]] = defaultdict(list)
     for module in model.modules():
         weight = module._parameters.get("weight")

@@ -176,7 +176,11 @@ def _weight_of(module: Any, layer: str | None) -> Tensor:
 
 
 def _bias_of(module: Any) -> str | None:
-    """Return the name of the bias that may be added to scores. Raises: ValueError for several."""
+    """Return the name of the router's only other parameter or buffer; None if it has none.
+
+    The name is `_GIVEN` for a bias that is an argument of the router's forward. Raises: ValueError
+    for several.
+    """
     tensors = {**module._parameters, **module._buffers}
     own = [n for n, each in tensors.items() if each is not None and n not in ("weight", "bias")]
     own += [_GIVEN] * (len(inspect.signature(type(module).forward).parameters) - 2)
