@@ -6,7 +6,7 @@ import asyncio
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from searches import DEFAULT, SMALL, by_default, call, given, tree
 from weft import Heddle, Loom, samples, search
 from weft.errors import ConfigError
 from weft.search import SearchResult, score
+from weft.search.core import Steps
+from weft.search.score import Scorer
 
 # A sum is answered in two lines: small enough for every search, many times over.
 EVERY: dict[str, dict[str, Any]] = {
@@ -403,3 +405,36 @@ def test_line_that_is_proposed_once_more_is_verified_once_more(lm: weft.LM) -> N
     first, second = run(True), run(False)
     assert (first.best, first.solved, second.solved) == (second.best, True, False)
     assert [child.text for child in loom.children] == ["It is 7.\n"]
+
+
+class Doubtful(Scorer):
+    """Scores lines that begin with "B" at 0.0005, others at 0.9."""
+
+    def __init__(self, *, is_verdict: bool) -> None:
+        super().__init__(self._steps)
+        self.is_verdict = is_verdict
+
+    def _steps(self, nodes: Sequence[Heddle]) -> Steps[list[float]]:
+        yield from ()
+        return [0.0005 if node.text.strip().startswith("B") else 0.9 for node in nodes]
+
+
+@pytest.mark.parametrize("name", ["tot", "adaptive"])
+@pytest.mark.parametrize("is_verdict", [True, False])
+def test_line_is_excluded_by_a_verdict_and_not_by_another_low_value(
+    lm: weft.LM, name: str, is_verdict: bool
+) -> None:
+    options: dict[str, Any] = {"tot": {"breadth": 2}, "adaptive": {"budget_tokens": 400}}[name]
+    result = getattr(search, name)(
+        lm,
+        "Write two lines.",
+        propose=lambda node: ["A line\n", "B line\n"],
+        depth=2,
+        value=Doubtful(is_verdict=is_verdict),
+        answer_tokens=0,
+        seed=1,
+        **options,
+    )
+    low = [node for node in result.loom.children if node.text.startswith("B")]
+    assert low
+    assert any(node.children for node in low) == (not is_verdict)

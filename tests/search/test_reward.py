@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def test_score_of_a_sequence_classifier_equals_transformers(tmp_path: Path, n_la
     model = saved(tmp_path, "SequenceClassification", n_labels)
     reward = RewardModel.load(tmp_path)
     assert reward.kind == "text"
+    assert reward.is_verdict == (n_labels > 1)
     texts = ["\n".join(LINES[:n]) for n in (1, 2, 3)]
     scores = reward.score(PROMPT, texts)
     for n, score in enumerate(scores, 1):
@@ -152,6 +154,7 @@ def test_second_evaluation_of_a_child_costs_its_own_tokens(steps_model: Any) -> 
 def test_judge_gives_the_probability_of_yes_after_its_question(lm: weft.LM) -> None:
     reward = RewardModel.load(lm, question="Can {text} make 24?", words=("sure", "impossible"))
     assert reward.kind == "judge"
+    assert reward.is_verdict
     score, low = reward.score(PROMPT, ["4 4 10", "1 1 1"])
     logits = Loom(lm, "Can 4 4 10 make 24?").next(top=lm.info.n_vocab)
     good, bad = (lm.text.continuation(word)[0] for word in ("sure", "impossible"))
@@ -179,6 +182,16 @@ def test_scores_of_a_search_are_the_values_of_its_reward_model(
     assert [node.score for node in scored] == pytest.approx(expected)
     assert scored
     reward.close()
+
+
+def test_scores_that_are_products_or_sigmoids_are_verdicts_or_not(
+    tmp_path: Path, steps_model: Any
+) -> None:
+    with closing(RewardModel.load(steps_model[0], reduce="prod")) as products:
+        assert not products.is_verdict
+    saved(tmp_path, "SequenceClassification", 1)
+    with closing(RewardModel.load(tmp_path, sigmoid=True)) as sigmoids:
+        assert sigmoids.is_verdict
 
 
 def test_generate_with_a_reward_model_raises_unsupported(steps_model: Any) -> None:

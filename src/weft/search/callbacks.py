@@ -55,6 +55,11 @@ class Callback:
         self.allows_minus_inf = allows_minus_inf or isinstance(function, Scorer)
 
     @property
+    def is_verdict(self) -> bool:
+        """True if results are probabilities that a text is right; see `Scorer`."""
+        return isinstance(self.function, Scorer) and self.function.is_verdict
+
+    @property
     def takes_states(self) -> bool:
         """True if the function receives the caller's states instead of nodes or texts."""
         return self.singular == "state"

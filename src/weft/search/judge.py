@@ -14,7 +14,7 @@ from .score import likelihood, mean_logprob, verdict_steps
 from .strategies import WITHOUT_VERDICTS
 from .task import Task, overrides
 
-# A candidate with a verdict below this is not followed: the model rules it out.
+# A candidate with a verdict below this is not followed: the model or reward model rules it out.
 HOPELESS = 1e-3
 
 
@@ -87,11 +87,13 @@ class Judge:
                 node.meta["solved"] = is_right
 
     def is_hopeless(self, node: Heddle) -> bool:
-        """Return True if the model's or a checker's verdict rules the node out.
+        """Return True if the verdict of the model, a reward model or a checker rules the node out.
 
-        Likelihoods and values of the caller's never do.
+        Likelihoods and the caller's other values never do.
         """
-        if self.task is None or (node.terminal and not self.search.checks):
+        value = self.search.value
+        has_verdicts = self.task is not None or (value is not None and value.is_verdict)
+        if not has_verdicts or (node.terminal and not self.search.checks):
             return False
         return (node.score or 0.0) < HOPELESS
 

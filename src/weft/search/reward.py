@@ -39,7 +39,8 @@ class RewardModel(Scorer):
     one, `score` rates texts without a search, and a call with nodes returns their scores.
 
     Higher scores are better. They are probabilities, 0 to 1, except of a classifier with one label
-    and without `sigmoid`, which gives its raw output.
+    and without `sigmoid`, which gives its raw output. `tot` and `adaptive` exclude a line whose
+    probability is below 0.001, but not with `reduce="prod"`, which is small for every long text.
 
     A search scores all new nodes of a round in one batch. The reward model has a token tree of its
     own, so a child costs the tokens of its own line only. The last 65,536 scores are cached; a
@@ -146,6 +147,12 @@ class RewardModel(Scorer):
             label=label,
             sigmoid=sigmoid,
         )
+
+    @property
+    def is_verdict(self) -> bool:  # type: ignore[override]
+        """True if scores are probabilities; not for `reduce="prod"`."""
+        is_raw = self.lm.info.n_labels == 1 and not self.sigmoid
+        return not is_raw and self.reduce != "prod"
 
     @property
     def n_tokens(self) -> int:

@@ -28,7 +28,12 @@ class Scorer:
 
     Pass it as `value=` to a search, which runs its model calls in the search's batches. Call it to
     score nodes outside a search; that blocks.
+
+    is_verdict: scores are probabilities that a text is right, 0 to 1. A search that excludes lines
+        by the model's own verdicts then excludes lines by these scores, too.
     """
+
+    is_verdict = False
 
     def __init__(self, steps: Callable[[Sequence[Heddle]], Steps[list[float]]]) -> None:
         self.steps = steps
