@@ -118,7 +118,10 @@ def test_prompts_for_the_embedded_model_are_samples_that_work() -> None:
     for page, line in commands():
         _, *arguments = shlex.split(line)
         if arguments[:1] in (["run"], ["solve"]) and "-m" not in arguments:
-            assert arguments[1] in samples.ALL.values(), f"{page}: {line}"
+            prompt = next(each for each in arguments[1:] if not each.startswith("-"))
+            assert prompt in samples.ALL.values(), f"{page}: {line}"
+            if prompt == samples.opening:
+                assert "--raw" in arguments, f"{page}: {line}"
 
 
 NAMED = re.compile(
