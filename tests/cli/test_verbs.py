@@ -198,15 +198,18 @@ def test_hints_for_another_model_name_that_model(weft) -> None:
             assert other not in hints
 
 
-def test_solve_of_an_unknown_task_prints_a_note(weft) -> None:
+def test_solve_without_a_check_prints_once_that_the_answer_is_not_verified(weft) -> None:
     few = ("--strategy", "greedy", "--budget-tokens", "2")
-    note = "the prompt is not a known task, so the answer is not checked"
+    note = "not verified: give the right answer with --check, as a regular expression"
     for numbers in ("4 9 10 13", "4, 9, 10, 13"):
         bare = weft("solve", numbers, *few).stderr
-        assert note in bare
+        assert bare.count(note) == 1
         assert 'like this: weft solve "Use 4 9 10 13 to make 24."' in bare
-    assert note in (other := weft("solve", samples.sum, *few).stderr)
+    assert (other := weft("solve", samples.sum, *few).stderr).count(note) == 1
     assert "Game of 24" not in other
+    drawn = weft("solve", samples.sum, *few, "--tree")
+    assert (drawn.stdout.count(note), "verified" in drawn.stderr) == (1, False)
+    assert "verified" not in weft("solve", samples.sum, *few, "--check", "95").stderr
     assert note not in weft("solve", samples.game24, *few).stderr
     assert weft("solve", samples.sum, *few, "--json").stderr == ""
 

@@ -236,8 +236,7 @@ def solve(
 def _write_estimate(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> None:
     """Write the expected cost of a search to stderr.
 
-    For an unknown task, a note says that the answer is not checked. For a prompt of numbers only,
-    another note shows how to state a Game of 24.
+    For a prompt of numbers only, a note shows how to state a Game of 24.
 
     chosen: the options that were given.
     """
@@ -247,9 +246,6 @@ def _write_estimate(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> N
     out.line((f"{strategy.title}: {estimate(strategy, chosen, loom.user_prompt)}", "dim"))
     if Game24.read(loom.user_prompt) is not None:
         return
-    if "check" not in chosen:
-        note = "the prompt is not a known task, so the answer is not checked; --check checks it"
-        out.line((note, "dim"))
     numbers = loom.user_prompt.replace(",", " ").split()
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         puzzle = Game24(tuple(map(int, numbers))).prompt
@@ -407,6 +403,9 @@ def _report(
             out.facts(f"chosen because {result.reason}", "")
     else:
         _draw_result(out, result)
+    if result.solved is None:
+        note = "not verified: give the right answer with --check, as a regular expression"
+        out.line((note, "yellow"))
     out.facts(f"{strategy.title} · {result.cost}", "")
     out.facts(str(model_handle.stats()) + (f" · saved as {name}" if name else ""))
     views = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
