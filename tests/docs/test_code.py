@@ -30,8 +30,8 @@ def blocks(page: Path) -> list[str]:
     return [block for block in listings if HAS_TORCHAO or not block.startswith(TORCHAO)]
 
 
-# test_recipes.py runs the recipes, the API pages and two tutorials, and compares their outputs.
-RUN_ELSEWHERE = ("probabilistic-program", "real-model")
+# test_recipes.py runs the recipes, the API pages and three guides, and compares their outputs.
+RUN_ELSEWHERE = ("probabilistic-program", "real-model", "asynclm")
 PAGES = [
     page
     for page in sorted((ROOT / "docs").rglob("*.md"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from weft import DISTRIBUTION, PIP_TARGET, errors, samples
 from weft._core.error_mapping import ERROR_MAPPINGS
 from weft.cli.app import app
 from weft.engines.capabilities import OWN
+from weft.search import SearchResult
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -55,6 +57,14 @@ def test_every_engine_is_in_the_section_on_seeds() -> None:
     links = set(re.findall(r"\]\((\w+)\.md\)", section))
     assert rows == {name for name, engine in OWN.items() if not engine.native_runs}
     assert rows | links >= set(OWN)
+
+
+def test_search_guide_lists_every_field_of_a_result() -> None:
+    section = (
+        (DOCS / "search.md").read_text(encoding="utf-8").split("\n### What a search returns\n")[1]
+    )
+    names = re.findall(r"^\| `(\w+)` \|", section.split("\n### ")[0], re.MULTILINE)
+    assert names == [field.name for field in fields(SearchResult)]
 
 
 def test_every_page_is_in_the_menu_once() -> None:

@@ -1,4 +1,4 @@
-"""Recipes have at most 20 lines; programs of recipes, tutorials and API print what pages show."""
+"""Recipes have at most 20 lines; programs of recipes, guides and API print what pages show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tools import outputs
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "cookbook"
 RECIPES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
-TUTORIALS = [ROOT / f"docs/tutorials/{name}.md" for name in ("probabilistic-program", "real-model")]
+GUIDES = [
+    *(ROOT / f"docs/tutorials/{name}.md" for name in ("probabilistic-program", "real-model")),
+    ROOT / "docs" / "asynclm.md",
+]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 each_recipe = pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
@@ -49,7 +52,7 @@ def test_list_of_recipes_names_each_once() -> None:
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64") or os.name == "nt", reason="texts of x86-64 POSIX"
 )
-@pytest.mark.parametrize("page", [*RECIPES, *TUTORIALS, *API], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*RECIPES, *GUIDES, *API], ids=lambda page: page.stem)
 def test_program_of_a_page_prints_the_output_below_it(page: Path, place: outputs.Place) -> None:
     results = outputs.outputs(page.read_text("utf-8"), place)
     if not results:
