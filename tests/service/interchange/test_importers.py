@@ -16,7 +16,7 @@ from shallow import shallow
 from weft import LM, Heddle, Loom
 from weft.errors import ConfigError, FormatError, ModelMismatch, StoreError
 from weft.service import interchange
-from weft.service.interchange import ImportLimits, Knot, Sketch, export, read, recognise
+from weft.service.interchange import ImportLimits, Knot, Note, Sketch, export, read, recognise
 from weft.service.interchange import importers as importers_module
 from weft.service.interchange.user_text import user_text_of
 from weft.service.store.library import name_from_prompt
@@ -319,6 +319,9 @@ def mine(data: object) -> list[Sketch] | None:
     sketch = Sketch("Mine")
     sketch.add(Knot("Once"))
     sketch.add(Knot(str(data["mine"]), 0))
+    sketch.notes.update(
+        {Note("image was left out", "images were left out"): 1, "sounds left out": 1}
+    )
     return [sketch]
 
 
@@ -334,6 +337,7 @@ def test_entry_point_of_another_package_adds_a_format(monkeypatch: pytest.Monkey
     monkeypatch.setattr(importers_module, "entry_points", points)
     result = read({"mine": " upon"})
     assert (result.recognised_as, result.n_nodes) == ("mine", 2)
+    assert result.dropped == ("1 image was left out", "1 sounds left out")
     assert result.looms[0].loom.children[0].text == " upon"
     with pytest.raises(FormatError, match="Supported: .*, mine"):
         read({"other": 1})

@@ -40,6 +40,8 @@ class Note(NamedTuple):
 
     one: the words after the count 1: "message without text was left out".
     many: the words after other counts: "messages without text were left out".
+
+    `Sketch.notes` takes a plain string, too, which then follows every count.
     """
 
     one: str
@@ -74,7 +76,7 @@ class Sketch:
     at: int = 0  # index of the node that was selected in the program
     special: bool = False  # parse special tokens in the texts; a template or a model wrote them
     imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
-    notes: Counter[Note] = field(default_factory=Counter)  # omissions and changes, with counts
+    notes: Counter[Note | str] = field(default_factory=Counter)  # omissions and changes: counts
     author_note: dict[str, Any] | None = None  # as `weft.loom.author_note` keeps it
     user_prompt: str | None = None  # the user's text, if the root's text is a rendered template
     messages: list[dict[str, Any]] | None = None  # the chat messages of a rendered prompt

@@ -351,11 +351,12 @@ def _parse_trees(name: str, data: object) -> list[Sketch]:
 
 def _describe_notes(sketches: Sequence[Sketch]) -> Iterator[str]:
     """Yield a line for each kind of omission or change, with its number in all trees."""
-    notes: Counter[Note] = Counter()
+    notes: Counter[Note | str] = Counter()
     for sketch in sketches:
         notes += sketch.notes
     for note, n in notes.items():
-        yield f"{n} {note.one if n == 1 else note.many}"
+        words = note if isinstance(note, str) else note.one if n == 1 else note.many
+        yield f"{n} {words}"
 
 
 def _other_importers() -> list[str]:
