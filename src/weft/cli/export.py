@@ -33,9 +33,9 @@ def export(
         Scope | None,
         typer.Option(
             "--scope",
-            help="path: prompt to node; subtree: the node and all below it, with the path to the"
-            " node in json, text, markdown and messages; tree: the full loom.",
-            show_default="path for .txt and .md, else tree; tree if the path is only the prompt",
+            help="path: prompt to node; subtree: the node and all below it; json, text, markdown"
+            " and messages also have the path to the node; tree: the full loom.",
+            show_default="path for .txt and .md, unless the path is only the prompt; else tree",
         ),
     ] = None,
     node: Annotated[

@@ -132,7 +132,7 @@ class Strategy:
 
 
 _LEVEL, _ROUND = "paths kept per level", "nodes expanded per round"
-_KINDS = "lines per node: this many continue the text, and as many answer a known task's prompt"
+_KINDS = "lines per node: n that continue the text; for a known task also n from the task's prompt"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
 # Default strategies for a prompt that states a known task, and for any other. For an unknown task
 # only the likelihood scores steps, and it does not measure whether an answer is right.

@@ -319,9 +319,8 @@ def mine(data: object) -> list[Sketch] | None:
     sketch = Sketch("Mine")
     sketch.add(Knot("Once"))
     sketch.add(Knot(str(data["mine"]), 0))
-    sketch.notes.update(
-        {Note("image was left out", "images were left out"): 1, "sounds left out": 1}
-    )
+    sketch.notes[Note("image was left out", "images were left out")] += 1
+    sketch.notes["sounds left out"] += 1
     return [sketch]
 
 
