@@ -2369,7 +2369,7 @@ export interface components {
         GrowNode: {
             /** @description The only token ids that are allowed. Include an end token if a branch may end by itself. */
             allowed_token_ids?: number[] | null;
-            /** @description Texts that a branch never contains. */
+            /** @description Texts that a branch does not contain, as the tokenizer splits them. The same text can appear in other tokens. */
             bad_words?: string[];
             /** @description Generate one of these texts. */
             choices?: string[] | null;
@@ -2476,7 +2476,7 @@ export interface components {
         GrowNodes: {
             /** @description The only token ids that are allowed. Include an end token if a branch may end by itself. */
             allowed_token_ids?: number[] | null;
-            /** @description Texts that a branch never contains. */
+            /** @description Texts that a branch does not contain, as the tokenizer splits them. The same text can appear in other tokens. */
             bad_words?: string[];
             /** @description Generate one of these texts. */
             choices?: string[] | null;

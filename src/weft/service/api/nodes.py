@@ -188,7 +188,9 @@ class GrowFields(SamplingFields):
         " ended node.",
     )
     bad_words: list[str] = Field(
-        default_factory=list, description="Texts that a branch never contains."
+        default_factory=list,
+        description="Texts that a branch does not contain, as the tokenizer splits them. The"
+        " same text can appear in other tokens.",
     )
     allowed_token_ids: list[int] | None = Field(
         default=None,
