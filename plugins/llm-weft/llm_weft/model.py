@@ -24,32 +24,57 @@ _OWN = frozenset({"logprobs", "raw", "keep_kv"})
 class WeftOptions(llm.Options):
     """Options of `-o`. Options that are not given have the model's own defaults."""
 
-    max_tokens: int | None = Field(None, description="New tokens at most; 256")
-    temperature: float | None = Field(None, description="0 is greedy; 1 is as the model says")
-    top_p: float | None = Field(None, description="Keep the likeliest tokens with this much")
-    top_k: int | None = Field(None, description="Keep so many of the likeliest tokens; 0: all")
-    min_p: float | None = Field(None, description="Drop what is less likely than this × the best")
+    max_tokens: int | None = Field(None, description="Maximum number of new tokens; 256")
+    temperature: float | None = Field(None, description="0 is greedy; 1 is the model's own")
+    top_p: float | None = Field(None, description="Keep the likeliest tokens of this total mass")
+    top_k: int | None = Field(None, description="Keep this many of the likeliest tokens; 0: all")
+    min_p: float | None = Field(
+        None, description="Drop tokens less likely than this share of the best token"
+    )
+    top_n_sigma: float | None = Field(
+        None, description="Keep logits within this many standard deviations of the best; 0: all"
+    )
     typical_p: float | None = Field(None, description="Keep the most typical tokens")
+    xtc_probability: float | None = Field(
+        None, description="Probability of dropping the top choices of a draw; 0: never"
+    )
+    xtc_threshold: float | None = Field(
+        None, description="Tokens at least this likely are top choices"
+    )
     repetition_penalty: float | None = Field(None, description="On prompt and answer; 1: none")
     presence_penalty: float | None = Field(None, description="On tokens of the answer; 0: none")
-    frequency_penalty: float | None = Field(None, description="Likewise, each time; 0: none")
-    penalty_last_n: int | None = Field(None, description="Tokens that penalties look back on")
+    frequency_penalty: float | None = Field(
+        None, description="On tokens of the answer, for each time; 0: none"
+    )
+    penalty_last_n: int | None = Field(None, description="Number of tokens that penalties count")
+    dry_multiplier: float | None = Field(
+        None, description="Penalty on continuing a repeated sequence; 0: none"
+    )
+    dry_base: float | None = Field(None, description="Growth of that penalty per repeated token")
+    dry_allowed_length: int | None = Field(None, description="Shorter repetitions are free")
+    dry_penalty_last_n: int | None = Field(None, description="Number of tokens that DRY looks back")
+    dry_sequence_breakers: str | list[str] | None = Field(
+        None, description='A text that ends a repetition, or a JSON list: ["\\n", ":"]'
+    )
     logit_bias: dict[int, float] | None = Field(
         None, description='Added to logits by token id, as JSON: {"50256": -100}'
     )
-    seed: int | None = Field(None, description="The same seed, the same answer")
+    seed: int | None = Field(None, description="The same seed gives the same answer")
     stop: str | list[str] | None = Field(
         None, description='A text that ends the answer, or a JSON list: ["\\n", "."]'
     )
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="Log the answer's logprobs, and so many alternatives each"
+        None,
+        ge=0,
+        le=20,
+        description="Log the answer's log-probabilities, and this many alternatives per token",
     )
-    raw: bool = Field(False, description="No chat template: the text goes on as it stands")
+    raw: bool = Field(False, description="No chat template: the text is continued")
     keep_kv: bool = Field(
         False, description="Keep a conversation's KV in a file, for -c in another process"
     )
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", "dry_sequence_breakers", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) and value.startswith("[") else value

@@ -226,6 +226,8 @@ def test_stops_end_an_answer(model: Any) -> None:
         (["-o", "temperature", "-1"], "temperature is -1"),
         (["-o", "max_tokens", "0"], "max_tokens is 0"),
         (["-o", "top_p", "2"], "top_p is 2"),
+        (["-o", "dry_base", "0.5"], "dry_base is 0.5"),
+        (["-o", "dry_sequence_breakers", '[""]'], "dry_sequence_breakers has"),
         (["-o", "logprobs", "99"], "less than or equal to 20"),
         (["-o", "heat", "1"], "Extra inputs are not permitted"),
         (["-a", __file__], "does not support attachments"),
@@ -239,6 +241,13 @@ def test_invalid_option_fails_in_one_line(run: Run, options: list[str], error_te
     assert done.exit_code != 0
     assert error_text in done.output.replace("\n", " ")
     assert "Traceback" not in done.output
+
+
+def test_dry_breakers_are_a_text_or_a_json_list() -> None:
+    from llm_weft.model import WeftOptions
+
+    assert WeftOptions(dry_sequence_breakers='["\\n", ":"]').dry_sequence_breakers == ["\n", ":"]
+    assert WeftOptions(dry_sequence_breakers=".").dry_sequence_breakers == "."
 
 
 def test_option_is_applied_or_rejected() -> None:
