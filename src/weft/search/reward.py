@@ -39,8 +39,10 @@ class RewardModel(Scorer):
     one, `score` rates texts without a search, and a call with nodes returns their scores.
 
     Higher scores are better. They are probabilities, 0 to 1, except of a classifier with one label
-    and without `sigmoid`, which gives its raw output. `tot` and `adaptive` exclude a line whose
-    probability is below 0.001, but not with `reduce="prod"`, which is small for every long text.
+    and without `sigmoid`, which gives its raw output.
+
+    `tot`, `adaptive`, `dvts` and `rebase` exclude a line whose probability is below 0.001. They do
+    not with `reduce="prod"`, which is small for every long text.
 
     A search scores all new nodes of a round in one batch. The reward model has a token tree of its
     own, so a child costs the tokens of its own line only. The last 65,536 scores are cached; a
