@@ -448,8 +448,8 @@ class Branch(
             seed: the seed of its random stream; None: a stream derived from this branch's.
             clone_logits: False leaves it without logits until it prefills or commits.
 
-        Raises: ConfigError for an invalid position or seed, or if tokens passed to `accept` have
-            not run.
+        Raises:
+            ConfigError: the position or seed is invalid, or tokens passed to `accept` have not run.
 
         Cost: O(1); with `at`, O(accepted tokens).
         """
