@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from serving import Served, serving
-from weft.service.server import ServerConfig
+from weft.service.server import ServerConfig, open_loom
 from weft.service.server.open_loom import OpenLoom
 from weft.service.store.library import Library
 from weft.service.store.tables import leases, pieces
@@ -169,6 +169,7 @@ def test_change_by_another_server_before_the_commit_conflicts(
     refused = one.client.patch(node, json={"score": 2}, headers=if_match)
     assert refused.status_code == 409, refused.text
     assert refused.json()["error"]["code"] == "revision_mismatch"
+    monkeypatch.setattr(open_loom, "FRESH_S", 60.0)  # the edit has just read the database
     for server in servers:
         assert server.client.get(node).json()["score"] == 1
     # The server knows the other's change, as any other.

@@ -231,6 +231,8 @@ class OpenLoom:
 
     async def _revert_edit(self, error: Exception) -> None:
         """Revert the edit that failed with `error`, so that the next commit does not store it."""
+        if isinstance(error, Conflict):
+            self._synced = 0.0  # the next read merges the other server's change
         if isinstance(error, LeaseLost):
             self.is_stale = True
         elif await self.call(self.stored.is_changed):
