@@ -138,7 +138,7 @@ def filter_logits(
 def filter_or_cutoff(
     logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
 ) -> Iterator[Filtered | Cutoff]:
-    """Like `filter_logits`, but yields a `Cutoff` for some rows, whose tokens need no sort.
+    """Like `filter_logits`, but yields a `Cutoff` for rows that need no sort.
 
     These are all rows with top-nσ, min-p or both as their only filters. They are also rows with
     top-p, alone or with min-p, for which too many tokens would be sorted. The arguments are those

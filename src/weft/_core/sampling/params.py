@@ -429,8 +429,8 @@ def rejects_unknown_options(
 def accepts_params_first(call: Call) -> Call:
     """Let `call(params, n=2)` mean `call(params=params, n=2)`; the signature does not change.
 
-    `call` has a parameter `n`, whose place the params take. Without `n=2` it gets them as `n`, and
-    must accept them there.
+    The params stand in the place of the parameter `n` of `call`. Without `n=2`, `call` gets them as
+    `n`, and must accept them there.
     """
     position = list(signature(call).parameters).index("n")
 

@@ -24,7 +24,7 @@ def patch_forward(
 ) -> int:
     """Make modules of known kinds use a kernel in steps with fused operations.
 
-    The class of such a module becomes a subclass, whose forward calls `run`.
+    The class of such a module becomes a subclass. Its forward calls `run`.
 
     Args:
         recognize: returns a description of what a module computes; None leaves the module as it is.

@@ -35,7 +35,7 @@ class CanonicalBackend(PaddedBackend):
 
 
 class CanonicalStep(PaddedStep):
-    """One step whose bits do not depend on other rows: it attends to a copy of each row's path.
+    """A step with the same bits for any other rows: it attends to a copy of each row's path.
 
     Cost: copies the KV of each row's path, in each layer.
     """

@@ -312,7 +312,7 @@ class SlotPool(KVBackend):
     def regions(self, lists: Sequence[PagedFragment]) -> NDArray[np.int64]:
         """Return the regions of growing lists in the table: [3, n], start, room and filled slots.
 
-        Lists without a valid region, or whose region is full, get a new one. It has room for twice
+        Lists without a valid region, or with a full one, get a new region. It has room for twice
         the list.
         """
         age = self.table.age
