@@ -103,9 +103,11 @@ def test_bad_words_are_banned_and_outlive_a_reload(desk: Desk, page: Page) -> No
     nodes = desk.nodes()
     assert word in nodes[1]["text"] + nodes[2]["text"]
     assert word not in nodes[3]["text"] + nodes[4]["text"]
-    page.reload()
+    desk.reload()
     expect(panel.get_by_role("list", name="Bad words").locator("code")).to_have_text([word])
+    expect(desk.tree.locator("[aria-current=true]")).to_be_visible()
     desk.visit(3)
+    expect(desk.row(3)).to_have_attribute("aria-current", "true")
     page.get_by_role("tab", name="Node").click()
     fact = panel.locator(".fact", has=page.locator("dt", has_text="Bad words"))
     expect(fact.locator("dd")).to_have_text(f'"{word}"')
