@@ -90,7 +90,10 @@ def import_(
 
 
 def _grow_command(session: LoomSession) -> list[str]:
-    """Return a command that grows the node selected in the file, or else the last leaf."""
+    """Return a command that grows the node selected in the file, or else the last leaf.
+
+    An ended node gets "…" in the place of a reply.
+    """
     node = session.at if session.at is not session.loom else session.loom.leaves[-1]
     reply = ["…"] if node.terminal else []
     return ["weft", "grow", str(session.number(node)), *reply]

@@ -734,8 +734,8 @@ class ServerLoomSession(LoomSession):
         """Run an undo or redo on the server, read the loom again, and return what changed.
 
         Args:
-            state: state, in the server's history, of the operation that changes: "done" for an
-                undo, "undone" for a redo.
+            state: "done" for an undo, "undone" for a redo. The newest done or the oldest undone
+                operation of the server's history names the kind of the result.
             operation: the client's method.
         """
         operations = [each for each in self.client.history(self.id).data if each.state == state]

@@ -40,7 +40,9 @@ class ExactChoice:
         self.token_ids = token_ids
 
     def draw_below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Score all texts after a node, then draw `n` of them with repetition.
+        """Score all texts of the `Choice` after a node, then draw `n` of them; a text can repeat.
+
+        Drawing is systematic resampling (`resample`).
 
         items: one item, with the node and `n`.
 

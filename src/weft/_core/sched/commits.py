@@ -164,7 +164,7 @@ class CommitJob(Job):
         queues.end(self)
 
     def _count_used_draft(self, sequence: TokenSequence, token: int, queues: JobQueues) -> None:
-        """Remove the kept draft that was the run of `token`, and count it as accepted.
+        """Remove the first kept draft token and count it as accepted: it is `token`, which has run.
 
         `start` has taken its logits row already. The token is added to the draft lookup.
         """

@@ -125,7 +125,7 @@ class Batches:
         return parts
 
     def _spread_forks(self, growing: Set[int]) -> None:
-        """Move paths from which many rows start to contexts of their own; see `spread_forks`.
+        """Move paths from which many rows start to emptier contexts; see `spread_forks`.
 
         growing: identities of the fragments that grow in this step.
         """

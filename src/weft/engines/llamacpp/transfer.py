@@ -12,7 +12,7 @@ from .state import Bytes
 
 
 def take_state(fragment: PathFragment, start: int, end: int) -> Bytes:
-    """Serialize the KV at positions start … end - 1 of a fragment's path."""
+    """Serialize the KV at positions start … end - 1 of a fragment's path. Raises: KVFull."""
     shard = shard_of(fragment)
     lease = shard.take()
     try:
@@ -80,8 +80,8 @@ def move(
 def spread_forks(pool: ContextPool, n_rows: Mapping[PathFragment, int]) -> None:
     """Move paths from which many rows start to contexts with fewer slots of other paths.
 
-    A path moves only if it has no branches yet, and if its rows, and those that remain, fill a
-    batch each. It stays where it is if cells or leases are short.
+    A path moves only if it has no branches yet, at least `MIN_LEASES` rows start from it, and as
+    many leases stay behind. It also stays if cells or leases are short: that costs time only.
 
     Args:
         pool: of the paths.
@@ -105,6 +105,8 @@ def spread_forks(pool: ContextPool, n_rows: Mapping[PathFragment, int]) -> None:
 
 def _unbranched_root(leaf: PathFragment) -> PathFragment | None:
     """Return the first fragment of a leaf's path; None if other paths share part of it.
+
+    Also None if a fragment of the path is loose, or `leaf` has children.
 
     Cost: one step per fragment of the path.
     """

@@ -32,7 +32,7 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
     if not any(knot.role in _TYPED for knot in sketch.knots):
         return
     if lm.text.chat_template is None:
-        sketch.notes[_plain("this model has no chat template")] += 1
+        sketch.notes[_plain_text_note("this model has no chat template")] += 1
         return
     copy = Sketch(sketch.title, [replace(knot) for knot in sketch.knots], sketch.at)
     try:
@@ -40,14 +40,15 @@ def apply_template(sketch: Sketch, lm: LM) -> None:
         for knot in copy.knots[1:]:
             _tokenize_message(copy, knot, lm)
     except ConfigError as error:
-        sketch.notes[_plain(error)] += 1
+        sketch.notes[_plain_text_note(error)] += 1
         return
     sketch.knots, sketch.at, sketch.messages = copy.knots, copy.at, copy.messages
     sketch.title, sketch.user_prompt = copy.title, copy.user_prompt
     sketch.notes += copy.notes
 
 
-def _plain(reason: object) -> Note:
+def _plain_text_note(reason: object) -> Note:
+    """Return the note that chats were imported as plain text. reason: why, for the message."""
     text = f"plain text, without roles for the model: {reason}"
     return Note(f"chat is {text}", f"chats are {text}")
 
